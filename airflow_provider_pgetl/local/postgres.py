@@ -171,6 +171,14 @@ class EmbeddedPostgres:
         self.stop()
         self.start()
 
+    def leftover_pid(self) -> int | None:
+        """Return the process id of a server that an earlier owner left running on this data, if any."""
+        try:
+            pid = int((self.data / "postmaster.pid").read_text().split("\n", 1)[0])
+        except (OSError, ValueError):
+            return None
+        return pid if pid != self.pid and process.runs_program(pid, "postgres") else None
+
     def erase(self) -> None:
         """Remove data and password for good; the server must not run."""
         shutil.rmtree(self.home, ignore_errors=True)

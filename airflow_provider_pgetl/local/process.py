@@ -118,6 +118,17 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
+def runs_program(pid: int, name: str) -> bool:
+    """Tell whether a living process has this id and runs this program; ids are used again."""
+    import psutil
+
+    try:
+        one = psutil.Process(pid)
+        return alive(one) and one.name().startswith(name)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def end_processes(processes: Sequence[psutil.Process], *, grace: float) -> None:
     """SIGTERM, wait up to `grace` seconds, then SIGKILL whatever is left."""
     import psutil

@@ -3,6 +3,7 @@
 `postgres`   the server; stop, restart or kill only servers of your own, this one is shared
 `database`   a fresh empty database, dropped after the test together with its replication slots
 `spark`      a Spark Connect server with the Iceberg catalog `lake`, see `SparkServer.url`
+`spark_session`  a Spark Connect session of the test's own on that server
 """
 
 from __future__ import annotations
@@ -12,10 +13,16 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_pgetl.local.places import pgetl_home
 from airflow_provider_pgetl.local.postgres import Database, EmbeddedPostgres
+from airflow_provider_pgetl.local.spark import SparkServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # The machine does not lose power during a test, so nothing is gained by waiting for the disk.
 FAST = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "64MB"}
@@ -51,3 +58,26 @@ def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
     name = f"test_{next(_numbers)}"
     yield postgres.create_database(name)
     postgres.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def spark(postgres: EmbeddedPostgres, scratch: Path) -> Iterator[SparkServer]:
+    """One Spark Connect server for the whole run; the jars are kept in PGETL_HOME between runs."""
+    server = SparkServer(
+        scratch / "spark",
+        catalog=postgres.create_database("lake_catalog"),
+        warehouse=scratch / "warehouse",
+        ivy=pgetl_home() / "ivy",
+    )
+    with server:
+        yield server
+
+
+@pytest.fixture
+def spark_session(spark: SparkServer) -> Iterator[SparkSession]:
+    """A session of its own on the shared server."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.remote(spark.url).create()
+    yield session
+    session.stop()
