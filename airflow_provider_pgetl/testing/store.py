@@ -65,9 +65,7 @@ class SchemaContract(Given):
     def test_racing_writers_make_each_version_once(self, store: Store, shop: PipelineRecord) -> None:
         with ThreadPoolExecutor(8) as threads:
             added = list(
-                threads.map(
-                    lambda n: store.add_schema("shop", make_schema(columns=2 + n % 2), Lsn(n)), range(16)
-                )
+                threads.map(lambda n: store.add_schema("shop", make_schema(columns=2 + n % 2), Lsn(n)), range(16))
             )
         versions = {schema.version: schema.columns for schema in added}
         assert set(versions) == set(range(1, len(versions) + 1))
@@ -86,9 +84,7 @@ class StateContract(Given):
         assert first == make_pipeline()
         store.advance("shop", taken(store), Lsn(500))
         again = store.register_pipeline(PipelineRecord("shop", "other_pub", "other_slot", "1", 2, Lsn(100)))
-        assert again == dataclasses.replace(
-            first, publication="other_pub", slot="other_slot", spooled_lsn=Lsn(500)
-        )
+        assert again == dataclasses.replace(first, publication="other_pub", slot="other_slot", spooled_lsn=Lsn(500))
         assert store.pipeline("shop") == again
 
     def test_pipelines_come_by_name(self, store: Store) -> None:
@@ -163,9 +159,16 @@ class StateContract(Given):
         assert len(store.history("shop", ORDERS)) == 1
 
     def test_a_move_keeps_what_it_does_not_name(self, store: Store, orders: TableRecord) -> None:
-        moved = store.move(orders, TableState(StateKind.DATA_SYNC), by="copy", run_id="run 1", copied_rows=7)
+        moved = store.move(
+            orders,
+            TableState(StateKind.DATA_SYNC),
+            by="copy",
+            run_id="run 1",
+            copied_rows=7,
+            schema_version=2,
+        )
         moved = store.move(moved, TableState(StateKind.FINISHED_COPY, Lsn(9)), by="copy")
-        assert (moved.run_id, moved.copied_rows) == ("run 1", 7)
+        assert (moved.run_id, moved.copied_rows, moved.schema_version) == ("run 1", 7, 2)
 
     def test_of_two_that_begin_a_copy_one_wins(self, store: Store, orders: TableRecord) -> None:
         def begin(_: int) -> bool:
@@ -178,15 +181,11 @@ class StateContract(Given):
         with ThreadPoolExecutor(4) as threads:
             assert sum(threads.map(begin, range(4))) == 1
 
-    def test_a_new_generation_begins_again_and_keeps_what_readers_see(
-        self, store: Store, orders: TableRecord
-    ) -> None:
+    def test_a_new_generation_begins_again_and_keeps_what_readers_see(self, store: Store, orders: TableRecord) -> None:
         ready = store.applied(taken(store), walk_to_ready(store, orders), Lsn(300), 42)
         begun = store.new_generation("shop", ORDERS, by="someone", run_id="run 2")
         assert (begun.generation, begun.state.kind, begun.run_id) == (2, StateKind.INIT, "run 2")
-        assert (
-            (begun.applied_lsn, begun.snapshot_id) == (ready.applied_lsn, ready.snapshot_id) == (Lsn(300), 42)
-        )
+        assert (begun.applied_lsn, begun.snapshot_id) == (ready.applied_lsn, ready.snapshot_id) == (Lsn(300), 42)
 
     def test_an_older_generation_can_not_write(self, store: Store, orders: TableRecord) -> None:
         begun = store.new_generation("shop", ORDERS, by="someone")
@@ -221,9 +220,7 @@ class StateContract(Given):
         assert (stored.applied_lsn, stored.snapshot_id) == (lsn, snapshot)
         assert isinstance(stored.applied_lsn, Lsn)
 
-    def test_a_deleted_pipeline_is_gone_and_its_writers_are_overtaken(
-        self, store: Store, orders: TableRecord
-    ) -> None:
+    def test_a_deleted_pipeline_is_gone_and_its_writers_are_overtaken(self, store: Store, orders: TableRecord) -> None:
         lease = taken(store)
         store.add_segment("shop", lease, make_segment(0, 100, make_file(10, 20)))
         store.record_cut("shop", lease, Lsn(100), [CutTable(ORDERS, 1)])

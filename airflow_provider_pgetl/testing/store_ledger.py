@@ -60,9 +60,7 @@ class LeaseContract(Given):
         with pytest.raises(Overtaken):
             store.renew(one, TTL_S)
 
-    def test_an_expired_lease_that_nobody_took_may_still_write(
-        self, store: Store, orders: TableRecord
-    ) -> None:
+    def test_an_expired_lease_that_nobody_took_may_still_write(self, store: Store, orders: TableRecord) -> None:
         lease = taken(store, ttl_s=0.0)
         store.advance("shop", lease, Lsn(7))
         store.renew(lease, TTL_S)
@@ -105,16 +103,12 @@ class LeaseContract(Given):
 
     def test_of_many_at_once_one_gets_it(self, store: Store) -> None:
         with ThreadPoolExecutor(8) as threads:
-            leases = list(
-                threads.map(lambda n: store.acquire("shop", "stream", f"owner {n}", TTL_S), range(8))
-            )
+            leases = list(threads.map(lambda n: store.acquire("shop", "stream", f"owner {n}", TTL_S), range(8)))
         assert len([lease for lease in leases if lease is not None]) == 1
 
     def test_epochs_of_racing_owners_never_repeat(self, store: Store) -> None:
         with ThreadPoolExecutor(8) as threads:
-            leases = list(
-                threads.map(lambda n: store.acquire("shop", "stream", f"owner {n}", 0.0), range(32))
-            )
+            leases = list(threads.map(lambda n: store.acquire("shop", "stream", f"owner {n}", 0.0), range(32)))
         epochs = [lease.epoch for lease in leases if lease is not None]
         assert len(epochs) == len(set(epochs))
         assert max(epochs) == len(epochs)
@@ -227,14 +221,10 @@ class LedgerContract(Given):
         store.forget_files("shop", [])
         assert store.all_paths("shop") == set()
 
-    def test_backlog_counts_what_is_not_applied(
-        self, store: Store, orders: TableRecord, lease: Lease
-    ) -> None:
+    def test_backlog_counts_what_is_not_applied(self, store: Store, orders: TableRecord, lease: Lease) -> None:
         assert store.backlog("shop") == (0, 0)
         store.add_segment("shop", lease, make_segment(0, 25, make_file(10, 20)))
-        store.add_segment(
-            "shop", lease, make_segment(25, 50, make_file(30, 40), make_file(30, 40, relation_id=ITEMS))
-        )
+        store.add_segment("shop", lease, make_segment(25, 50, make_file(30, 40), make_file(30, 40, relation_id=ITEMS)))
         assert store.backlog("shop") == (3, 300)
         store.applied(lease, orders, Lsn(40), 1)
         assert store.backlog("shop") == (2, 200)

@@ -54,9 +54,7 @@ def make_schema(relation_id: int = ORDERS, table: str = "orders", columns: int =
 
 def make_file(first: int, last: int, *, relation_id: int = ORDERS, path: str | None = None) -> SpoolFile:
     """A file with commits from ``first`` to ``last``."""
-    return SpoolFile(
-        relation_id, 1, path or f"{relation_id}/{first}-{last}", 3, 100, "c0ffee", Lsn(first), Lsn(last)
-    )
+    return SpoolFile(relation_id, 1, path or f"{relation_id}/{first}-{last}", 3, 100, "c0ffee", Lsn(first), Lsn(last))
 
 
 def make_segment(start: int, end: int, *files: SpoolFile) -> Segment:

@@ -120,9 +120,7 @@ class MemoryStore:
     def register_pipeline(self, pipeline: PipelineRecord) -> PipelineRecord:
         with self._lock:
             found = self._pipelines.setdefault(pipeline.name, _Pipeline(pipeline))
-            found.record = dataclasses.replace(
-                found.record, publication=pipeline.publication, slot=pipeline.slot
-            )
+            found.record = dataclasses.replace(found.record, publication=pipeline.publication, slot=pipeline.slot)
             return found.record
 
     def pipeline(self, name: str) -> PipelineRecord | None:
@@ -166,6 +164,7 @@ class MemoryStore:
         by: str,
         run_id: str | None = None,
         copied_rows: int | None = None,
+        schema_version: int | None = None,
     ) -> TableRecord:
         with self._lock:
             table = self._generation(record)
@@ -175,18 +174,22 @@ class MemoryStore:
                 state=transition(stored.state, to),
                 run_id=stored.run_id if run_id is None else run_id,
                 copied_rows=stored.copied_rows if copied_rows is None else copied_rows,
+                schema_version=stored.schema_version if schema_version is None else schema_version,
             )
             table.history.append((stored.generation, to, by))
             return table.record
 
-    def new_generation(
-        self, pipeline: str, relation_id: int, *, by: str, run_id: str | None = None
-    ) -> TableRecord:
+    def new_generation(self, pipeline: str, relation_id: int, *, by: str, run_id: str | None = None) -> TableRecord:
         with self._lock:
             table = self._table(pipeline, relation_id)
             generation = table.record.generation + 1
             table.record = _stamped(
-                table.record, generation=generation, state=INIT, run_id=run_id, copied_rows=None
+                table.record,
+                generation=generation,
+                state=INIT,
+                run_id=run_id,
+                copied_rows=None,
+                schema_version=None,
             )
             table.history.append((generation, INIT, by))
             return table.record

@@ -40,8 +40,7 @@ class PostgresSchemas:
     def schema_version(self, pipeline: str, relation_id: int, version: int) -> TableSchema | None:
         with self._pool.transaction() as cursor:
             row = cursor.execute(
-                "select definition from pgetl.table_schema"
-                " where pipeline = %s and relation_id = %s and version = %s",
+                "select definition from pgetl.table_schema where pipeline = %s and relation_id = %s and version = %s",
                 (pipeline, relation_id, version),
             ).fetchone()
         return TableSchema.from_json(row["definition"]) if row else None
@@ -125,6 +124,7 @@ class PostgresStates:
         by: str,
         run_id: str | None = None,
         copied_rows: int | None = None,
+        schema_version: int | None = None,
     ) -> TableRecord:
         with self._pool.transaction() as cursor:
             stored = _lock_generation(cursor, record)
@@ -132,22 +132,28 @@ class PostgresStates:
             row = cursor.execute(
                 "update pgetl.table_state set state = %s, lsn = %s, reason = %s, hint = %s, retry = %s,"
                 "  retry_at = %s, run_id = coalesce(%s, run_id), copied_rows = coalesce(%s, copied_rows),"
+                "  schema_version = coalesce(%s, schema_version),"
                 "  updated_at = clock_timestamp()"
                 " where pipeline = %s and relation_id = %s returning *",
-                (*_state_values(state), run_id, copied_rows, record.pipeline, record.relation_id),
+                (
+                    *_state_values(state),
+                    run_id,
+                    copied_rows,
+                    schema_version,
+                    record.pipeline,
+                    record.relation_id,
+                ),
             ).fetchone()
             moved = _table_record(_one(row))
             _remember(cursor, moved, by=by, run_id=run_id)
         return moved
 
-    def new_generation(
-        self, pipeline: str, relation_id: int, *, by: str, run_id: str | None = None
-    ) -> TableRecord:
+    def new_generation(self, pipeline: str, relation_id: int, *, by: str, run_id: str | None = None) -> TableRecord:
         with self._pool.transaction() as cursor:
             row = cursor.execute(
                 "update pgetl.table_state set generation = generation + 1, state = %s, lsn = null,"
                 "  reason = null, hint = null, retry = null, retry_at = null, run_id = %s,"
-                "  copied_rows = null, updated_at = clock_timestamp()"
+                "  copied_rows = null, schema_version = null, updated_at = clock_timestamp()"
                 " where pipeline = %s and relation_id = %s returning *",
                 (INIT.kind, run_id, pipeline, relation_id),
             ).fetchone()
@@ -179,8 +185,7 @@ class PostgresStates:
     def history(self, pipeline: str, relation_id: int) -> list[tuple[int, TableState, str]]:
         with self._pool.transaction() as cursor:
             rows = cursor.execute(
-                "select * from pgetl.table_state_history where pipeline = %s and relation_id = %s"
-                " order by id",
+                "select * from pgetl.table_state_history where pipeline = %s and relation_id = %s order by id",
                 (pipeline, relation_id),
             ).fetchall()
         return [(row["generation"], _table_state(row), row["moved_by"]) for row in rows]
@@ -287,6 +292,7 @@ def _table_record(row: DictRow) -> TableRecord:
         applied_lsn=row["applied_lsn"],
         snapshot_id=row["snapshot_id"],
         copied_rows=row["copied_rows"],
+        schema_version=row["schema_version"],
         updated_at=row["updated_at"],
     )
 

@@ -111,6 +111,8 @@ table_state = Table(
     Column("applied_lsn", PgLsn),
     Column("snapshot_id", BigInteger),
     Column("copied_rows", BigInteger),
+    Column("schema_version", Integer),
+    Column("schema_version", Integer),
     _at("updated_at"),
 )
 
