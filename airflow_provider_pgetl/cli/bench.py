@@ -18,9 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("name", nargs="?", help="one benchmark (default: all)")
     parser.add_argument("--list", action="store_true", help="only print their names")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments for the benchmark"
-    )
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments for the benchmark")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,9 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
 def benchmarks(folder: Path) -> dict[str, Path]:
     """Return name -> file; files that begin with an underscore are shared parts."""
-    return {
-        path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith(("_", "conftest"))
-    }
+    return {path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith(("_", "conftest"))}
 
 
 def _run_one(path: Path, arguments: list[str]) -> bool:

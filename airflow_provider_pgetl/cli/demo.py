@@ -17,16 +17,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_home(parser)
     parser.add_argument("--port", type=int, default=8080, help="Airflow's port (default: %(default)s)")
-    parser.add_argument(
-        "--reset", action="store_true", help="remove everything earlier runs left and start over"
-    )
+    parser.add_argument("--reset", action="store_true", help="remove everything earlier runs left and start over")
     parser.add_argument(
         "--rate", type=float, default=30.0, help="changed rows per second in the shop (default: %(default)s)"
     )
     parser.add_argument("--no-load", action="store_true", help="leave the shop quiet")
-    parser.add_argument(
-        "--exit-when-ready", action="store_true", help="stop again as soon as everything is up"
-    )
+    parser.add_argument("--exit-when-ready", action="store_true", help="stop again as soon as everything is up")
 
 
 def run(options: argparse.Namespace) -> int:

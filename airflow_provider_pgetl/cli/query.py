@@ -26,9 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_home(parser)
     parser.add_argument("sql", help="one statement of Spark SQL")
     parser.add_argument("--limit", type=int, default=100, help="most rows to print (default: %(default)s)")
-    parser.add_argument(
-        "--wide", action="store_true", help=f"don't shorten values beyond {WIDEST} characters"
-    )
+    parser.add_argument("--wide", action="store_true", help=f"don't shorten values beyond {WIDEST} characters")
 
 
 def run(options: argparse.Namespace) -> int:

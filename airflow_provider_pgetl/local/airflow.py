@@ -22,8 +22,6 @@ from airflow_provider_pgetl.local.postgres import Database
 HOST = "127.0.0.1"
 ADMIN = "admin"
 COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
-# What the monitor's answer calls them; the api-server is the one that answers.
-HEALTH_KEYS = {"scheduler": "scheduler", "dag-processor": "dag_processor", "triggerer": "triggerer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +116,7 @@ class LocalAirflow:
 
     def _settings(self) -> dict[str, str]:
         return {
-            "CORE__AUTH_MANAGER": (
-                "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager"
-            ),
+            "CORE__AUTH_MANAGER": ("airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager"),
             "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{ADMIN}:admin",
             "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / "passwords.json"),
             "CORE__DAGS_FOLDER": str(self.dags),

@@ -62,9 +62,7 @@ def service_user() -> ServiceUser:
     try:
         entry = pwd.getpwnam(SERVICE_USER)
     except KeyError:
-        raise CheckFailed(
-            "Postgres can't run as root and there is no user 'nobody'; run as another user"
-        ) from None
+        raise CheckFailed("Postgres can't run as root and there is no user 'nobody'; run as another user") from None
     return ServiceUser(entry.pw_uid, entry.pw_gid)
 
 

@@ -43,9 +43,7 @@ def check_disk(home: Path, *, free: Callable[[Path], int] | None = None) -> None
     """Jars, logs and the lake need some room."""
     available = free(home) if free else shutil.disk_usage(home).free
     if available < NEEDED_DISK:
-        raise CheckFailed(
-            f"too little free disk in {home}: {_gb(available)}, the demo needs {_gb(NEEDED_DISK)}"
-        )
+        raise CheckFailed(f"too little free disk in {home}: {_gb(available)}, the demo needs {_gb(NEEDED_DISK)}")
 
 
 def check_memory(*, available: Callable[[], int] | None = None) -> None:

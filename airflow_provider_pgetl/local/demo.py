@@ -7,20 +7,18 @@ triggerer → the load. Stopped from the back, so that nobody loses a server tha
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 import signal
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_provider_pgetl.local import load, process, shop
-from airflow_provider_pgetl.local.airflow import ADMIN, HEALTH_KEYS, AirflowPorts, LocalAirflow, load_secrets
+from airflow_provider_pgetl.local.airflow import ADMIN, COMPONENTS, AirflowPorts, LocalAirflow, load_secrets
+from airflow_provider_pgetl.local.airflow_process import AirflowProcess
 from airflow_provider_pgetl.local.checks import failures
 from airflow_provider_pgetl.local.errors import CheckFailed, LocalStackError
 from airflow_provider_pgetl.local.places import Places
@@ -179,7 +177,7 @@ class Demo:
             env=airflow.environment(),
         )
         self.say(f"airflow's database is up to date ({time.monotonic() - started:.1f} s)")
-        components = [self._airflow_component(airflow, name) for name in ("api-server", *HEALTH_KEYS)]
+        components = [self._airflow_component(airflow, name) for name in COMPONENTS]
         self._supervisor.launch(*components)
         self._supervisor.wait(spark_component, *components)
         if self._options.with_load:
@@ -191,9 +189,7 @@ class Demo:
             self.say("waiting for the Postgres of an earlier demo to end")
             process.wait_until(lambda: postgres.leftover_pid() is None, timeout=LEFTOVER_TIMEOUT)
         if pid := postgres.leftover_pid():
-            raise CheckFailed(
-                f"a Postgres of an earlier demo still runs on {postgres.data} (pid {pid}); end it first"
-            )
+            raise CheckFailed(f"a Postgres of an earlier demo still runs on {postgres.data} (pid {pid}); end it first")
         if self._options.reset:
             self.say("starting over: removing what earlier runs left")
             postgres.erase()
@@ -237,10 +233,11 @@ class Demo:
 
     def _airflow_component(self, airflow: LocalAirflow, name: str) -> Component:
         log = self._places.logs / f"{name}.log"
+        one = AirflowProcess(airflow, name, log)
         return Component(
             name=name,
-            launch=lambda: process.spawn(airflow.command(name), log=log, env=airflow.environment()),
-            healthy=lambda: airflow_health(airflow.health_url).get(name, False),
+            launch=one.launch,
+            healthy=one.is_healthy,
             log=log,
             stop_rank=RANK[name],
             stop_timeout=30,
@@ -296,19 +293,6 @@ class Demo:
         begun = time.monotonic()
         self._supervisor.stop_all()
         self.say(f"stopped, nothing is left running ({time.monotonic() - begun:.1f} s)")
-
-
-def airflow_health(url: str) -> dict[str, bool]:
-    """Ask Airflow for the health of its processes; empty while nobody answers."""
-    # Straight to the server: a proxy of the environment knows nothing of this machine's own address.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=5) as answer:
-            told = json.load(answer)
-    except (OSError, urllib.error.URLError, ValueError):
-        return {}
-    health = {name: (told.get(key) or {}).get("status") == "healthy" for name, key in HEALTH_KEYS.items()}
-    return {"api-server": (told.get("metadatabase") or {}).get("status") == "healthy", **health}
 
 
 def _refuse(problems: list[str]) -> int:

@@ -95,8 +95,7 @@ def record_event(connection: Connection, chooser: random.Random) -> int:
 def review_description(connection: Connection, chooser: random.Random) -> int:
     """Update beside the long text, which then does not travel."""
     return connection.execute(
-        "update product_descriptions set revision = revision + 1, reviewed = not reviewed"
-        " where product_id = %s",
+        "update product_descriptions set revision = revision + 1, reviewed = not reviewed where product_id = %s",
         (chooser.randint(1, shop.PRODUCTS),),
     ).rowcount
 
@@ -132,9 +131,7 @@ def register_customer(connection: Connection, chooser: random.Random) -> int:
 
 def cancel_order(connection: Connection, chooser: random.Random) -> int:
     """Delete an order with what belongs to it: one transaction over three tables."""
-    row = connection.execute(
-        "select id from orders where id > %s limit 1", (chooser.randint(1, shop.ORDERS),)
-    )
+    row = connection.execute("select id from orders where id > %s limit 1", (chooser.randint(1, shop.ORDERS),))
     order = (row.fetchone() or (None,))[0]
     return sum(
         connection.execute(statement, (order,)).rowcount

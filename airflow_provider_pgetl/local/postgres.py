@@ -53,9 +53,7 @@ class Database:
     @property
     def conninfo(self) -> str:
         """Return `host=… port=… …`, as libpq and psycopg take it."""
-        return make_conninfo(
-            host=self.host, port=self.port, user=self.user, password=self.password, dbname=self.name
-        )
+        return make_conninfo(host=self.host, port=self.port, user=self.user, password=self.password, dbname=self.name)
 
     def uri(self, scheme: str = "postgresql") -> str:
         """Return `scheme://user:password@host:port/name`."""
@@ -134,9 +132,7 @@ class EmbeddedPostgres:
     def start(self) -> None:
         """Start the server and return when it answers."""
         child = self.launch()
-        ended_or_ready = process.wait_until(
-            lambda: child.poll() is not None or self.is_ready(), timeout=START_TIMEOUT
-        )
+        ended_or_ready = process.wait_until(lambda: child.poll() is not None or self.is_ready(), timeout=START_TIMEOUT)
         if not ended_or_ready or child.poll() is not None:
             self.kill()
             raise StartFailed(f"Postgres did not start ({self.log}): {process.last_lines(self.log)}")
@@ -211,9 +207,7 @@ class EmbeddedPostgres:
                 "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
                 (name,),
             )
-            connection.execute(
-                sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
-            )
+            connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[tuple[object, ...]]]:

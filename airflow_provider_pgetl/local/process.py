@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,18 @@ def adopt_orphans() -> None:
     """Let grandchildren whose parent died become our children, so that none escapes the final stop."""
     if prctl := _prctl():
         prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def reap_adopted(own: Collection[int]) -> None:
+    """Collect adopted children that ended; the `own` ones belong to their `Popen`, which collects them itself."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid in own:
+            return
+        os.waitpid(ended.si_pid, 0)
 
 
 def _die_with_parent(death_signal: int) -> Callable[[], None] | None:

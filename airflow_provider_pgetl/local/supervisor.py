@@ -133,9 +133,7 @@ class Supervisor:
         running.healthy = True
         self.say(f"{component.name} is up ({time.monotonic() - running.started:.1f} s)")
 
-    def _wait(
-        self, name: str, done: Callable[[], bool], *, timeout: float, log: Path, started: float
-    ) -> None:
+    def _wait(self, name: str, done: Callable[[], bool], *, timeout: float, log: Path, started: float) -> None:
         said = time.monotonic()
         while not done():
             self.raise_if_stopping()
@@ -175,6 +173,7 @@ class Supervisor:
             elif not running.healthy and running.component.healthy():
                 running.healthy = True
                 self.say(f"{running.component.name} is up again ({_since(running.started)})")
+        process.reap_adopted(self.pids().values())
 
     def _plan_restart(self, running: _Running) -> None:
         # Its children must not go on without it: an Airflow task runner would work beside its successor.
