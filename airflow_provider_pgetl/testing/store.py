@@ -2,7 +2,6 @@
 
 Schemas and states are here, leases, ledger, cuts and samples in ``store_ledger``.
 """
-# ruff: noqa: S101
 
 from __future__ import annotations
 

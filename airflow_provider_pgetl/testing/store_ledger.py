@@ -1,5 +1,4 @@
 """The store's contract, second half: leases, the spool's ledger, cuts, commands and samples."""
-# ruff: noqa: S101
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Small values and steps that the store's contract is written with."""
-# ruff: noqa: S101
 
 from __future__ import annotations
 

@@ -42,7 +42,6 @@ TABLES = (
         snapshot_id bigint,
         copied_rows bigint,
         schema_version integer,
-        schema_version integer,
         updated_at timestamptz not null default clock_timestamp(),
         primary key (pipeline, relation_id)
     )

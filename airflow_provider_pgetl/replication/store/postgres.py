@@ -16,9 +16,7 @@ from airflow_provider_pgetl.replication.store.postgres_pool import Pool
 from airflow_provider_pgetl.replication.store.postgres_state import PostgresSchemas, PostgresStates
 
 
-class PostgresStore(
-    PostgresSchemas, PostgresStates, PostgresLeases, PostgresLedger, PostgresCuts, PostgresSamples
-):
+class PostgresStore(PostgresSchemas, PostgresStates, PostgresLeases, PostgresLedger, PostgresCuts, PostgresSamples):
     """A ``Store`` over a libpq connection string; connects when first used."""
 
     def __init__(self, conninfo: str) -> None:
@@ -46,11 +44,7 @@ def _definitions() -> list[str]:
     ddl: list[ExecutableDDLElement] = [
         CreateSchema(SCHEMA, if_not_exists=True),
         *(CreateTable(table, if_not_exists=True) for table in tables),
-        *(
-            CreateIndex(index, if_not_exists=True)
-            for table in tables
-            for index in sorted(table.indexes, key=str)
-        ),
+        *(CreateIndex(index, if_not_exists=True) for table in tables for index in sorted(table.indexes, key=str)),
     ]
     return [
         str(

@@ -52,9 +52,7 @@ class PostgresCuts:
 
     def latest_cut(self, pipeline: str) -> Cut | None:
         with self._pool.transaction() as cursor:
-            cursor.execute(
-                "select * from pgetl.cut where pipeline = %s order by id desc limit 1", (pipeline,)
-            )
+            cursor.execute("select * from pgetl.cut where pipeline = %s order by id desc limit 1", (pipeline,))
             return _cut(cursor)
 
     def cut_at(self, pipeline: str, lsn: Lsn) -> Cut | None:
@@ -70,8 +68,7 @@ class PostgresCuts:
             row = _insert(
                 cursor,
                 pipeline,
-                "insert into pgetl.command (pipeline, kind, payload, created_by)"
-                " values (%s, %s, %s, %s) returning id",
+                "insert into pgetl.command (pipeline, kind, payload, created_by) values (%s, %s, %s, %s) returning id",
                 (pipeline, kind, Jsonb(payload), by),
             )
         return int(row["id"])
@@ -148,8 +145,7 @@ def _announce(cursor: Cursor[DictRow], pipeline: str, cut: Cut) -> None:
         (pipeline, relations),
     )
     cursor.executemany(
-        "insert into pgetl.outbox (pipeline, kind, relation_id, lsn, snapshot_id)"
-        " values (%s, 'cut', %s, %s, %s)",
+        "insert into pgetl.outbox (pipeline, kind, relation_id, lsn, snapshot_id) values (%s, 'cut', %s, %s, %s)",
         [(pipeline, table.relation_id, cut.lsn, table.snapshot_id) for table in cut.tables],
     )
 

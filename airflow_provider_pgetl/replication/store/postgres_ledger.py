@@ -49,9 +49,7 @@ class PostgresLedger:
 
     def all_paths(self, pipeline: str) -> set[str]:
         with self._pool.transaction() as cursor:
-            rows = cursor.execute(
-                "select path from pgetl.segment_file where pipeline = %s", (pipeline,)
-            ).fetchall()
+            rows = cursor.execute("select path from pgetl.segment_file where pipeline = %s", (pipeline,)).fetchall()
         return {row["path"] for row in rows}
 
     def expired_files(self, pipeline: str, older_than_s: float) -> list[SpoolFile]:
@@ -140,9 +138,7 @@ def _insert_segment(cursor: Cursor[DictRow], pipeline: str, lease: Lease, segmen
     return int(row["id"])
 
 
-def _insert_files(
-    cursor: Cursor[DictRow], pipeline: str, segment_id: int, files: Sequence[SpoolFile]
-) -> None:
+def _insert_files(cursor: Cursor[DictRow], pipeline: str, segment_id: int, files: Sequence[SpoolFile]) -> None:
     cursor.executemany(
         "insert into pgetl.segment_file (segment_id, pipeline, relation_id, schema_version, path, rows,"
         "  bytes, checksum, first_lsn, last_lsn) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",

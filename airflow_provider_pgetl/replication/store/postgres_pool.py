@@ -120,9 +120,7 @@ class Pool:
             raise wrapped(error) from error
 
     def _begin_fresh(self) -> Connection[DictRow]:
-        connection = Connection.connect(
-            self._conninfo, autocommit=True, prepare_threshold=None, row_factory=dict_row
-        )
+        connection = Connection.connect(self._conninfo, autocommit=True, prepare_threshold=None, row_factory=dict_row)
         connection.adapters.register_loader(PG_LSN_OID, _LsnLoader)
         connection.adapters.register_dumper(Lsn, _LsnDumper)
         try:

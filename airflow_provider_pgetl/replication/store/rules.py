@@ -30,9 +30,7 @@ def next_version(latest: TableSchema | None, schema: TableSchema) -> TableSchema
 
 def unknown_pipeline(name: str) -> StoreError:
     """There is no such pipeline."""
-    return StoreError(
-        f"pipeline {name} is not registered", hint="Run the copy DAG: its discovery registers it."
-    )
+    return StoreError(f"pipeline {name} is not registered", hint="Run the copy DAG: its discovery registers it.")
 
 
 def unknown_table(pipeline: str, relation_id: int) -> StoreError:

@@ -112,7 +112,6 @@ table_state = Table(
     Column("snapshot_id", BigInteger),
     Column("copied_rows", BigInteger),
     Column("schema_version", Integer),
-    Column("schema_version", Integer),
     _at("updated_at"),
 )
 

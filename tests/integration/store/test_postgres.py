@@ -104,9 +104,7 @@ def test_a_connection_lost_in_a_transaction_is_an_error_and_the_next_call_works(
         with store._pool.transaction() as cursor:
             cursor.execute("update pgetl.pipeline set paused = true")
             with state_database.connect() as connection:
-                connection.execute(
-                    "select pg_terminate_backend(%s, 5000)", (cursor.connection.info.backend_pid,)
-                )
+                connection.execute("select pg_terminate_backend(%s, 5000)", (cursor.connection.info.backend_pid,))
             cursor.execute("select 1")
 
     with pytest.raises(StoreError):
@@ -135,9 +133,7 @@ def test_many_threads_share_a_few_connections(store: PostgresStore, state_databa
     assert len(_backends(state_database)) <= MAX_CONNECTIONS
 
 
-def test_a_closed_store_refuses_and_leaves_no_connection(
-    store: PostgresStore, state_database: Database
-) -> None:
+def test_a_closed_store_refuses_and_leaves_no_connection(store: PostgresStore, state_database: Database) -> None:
     store.register_pipeline(make_pipeline())
     store.close()
     with pytest.raises(StoreError, match="closed"):
@@ -171,9 +167,7 @@ def test_a_cut_leaves_one_outbox_row_for_each_table(store: PostgresStore, state_
     store.record_cut("shop", lease, Lsn(100), [CutTable(ORDERS, 1), CutTable(ITEMS, 2)])
     store.record_cut("shop", lease, Lsn(200), [CutTable(ORDERS, 3)])
     with state_database.connect() as connection:
-        rows = connection.execute(
-            "select relation_id, lsn::text, snapshot_id from pgetl.outbox order by id"
-        ).fetchall()
+        rows = connection.execute("select relation_id, lsn::text, snapshot_id from pgetl.outbox order by id").fetchall()
     assert rows == [(ITEMS, "0/64", 2), (ORDERS, "0/C8", 3)]
 
 
@@ -220,9 +214,7 @@ def test_a_role_without_rights_is_told_what_to_grant(store: PostgresStore, state
     with state_database.connect() as connection:
         connection.execute("drop role if exists pgetl_stranger")
         connection.execute("create role pgetl_stranger login password 'stranger'")
-    conninfo = psycopg.conninfo.make_conninfo(
-        state_database.conninfo, user="pgetl_stranger", password="stranger"
-    )
+    conninfo = psycopg.conninfo.make_conninfo(state_database.conninfo, user="pgetl_stranger", password="stranger")
     stranger = PostgresStore(conninfo)
     with pytest.raises(StoreError, match="Grant usage on schema pgetl"):
         stranger.pipelines()
