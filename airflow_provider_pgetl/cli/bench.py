@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     chosen = [options.name] if options.name else list(known)
     if not chosen:
         raise CheckFailed("there are no benchmarks in tests/benchmarks")
-    failed = [name for name in chosen if not _run_one(known[name], options.arguments)]
+    failed = [name for name in chosen if not run_one(known[name], options.arguments)]
     for name in failed:
         print(f"pgetl: benchmark {name} failed", file=sys.stderr)
     return 1 if failed else 0
@@ -43,7 +43,8 @@ def benchmarks(folder: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith(("_", "conftest"))}
 
 
-def _run_one(path: Path, arguments: list[str]) -> bool:
+def run_one(path: Path, arguments: list[str]) -> bool:
+    """Run one benchmark, showing what it prints; tell whether it ended well and with its JSON line."""
     last = ""
     command = [sys.executable, str(path), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=project_root()) as child:

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     failed = [" ".join(step) for step in lint if not _step(step)]
     if not _step(["pytest", f"--junit-xml={report}", *options.pytest]):
         failed.append("pytest")
-    failed += _missing(report)
+    failed += missing_tests(report)
     print(f"pgetl: failed: {', '.join(failed)}" if failed else "pgetl: all checks passed", flush=True)
     return 1 if failed else 0
 
@@ -69,7 +69,7 @@ def read_outcome(report: Path) -> Outcome:
     return Outcome(ran=len(cases) - skipped, skipped=skipped)
 
 
-def _missing(report: Path) -> list[str]:
+def missing_tests(report: Path) -> list[str]:
     """Tests that did not run prove nothing: none at all is a failure, in CI a single one is."""
     if not report.exists():
         return ["no test report"]

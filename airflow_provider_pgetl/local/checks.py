@@ -80,10 +80,11 @@ def available_memory() -> int:
     import psutil
 
     free = int(psutil.virtual_memory().available)
-    return min([free, *_container_memory()])
+    return min([free, *container_memory()])
 
 
-def _container_memory(root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+def container_memory(root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+    """Return what the container may still use, nothing where there is no limit."""
     try:
         limit = int((root / "memory.max").read_text())  # "max" without a limit, which is no number
         used = int((root / "memory.current").read_text())

@@ -2,7 +2,7 @@
 
 Every child leads a session of its own, so a Ctrl-C in the terminal reaches only the supervisor, which then
 stops the children in their order. On Linux a child also gets a signal when its parent dies without a word
-(kill -9), and grandchildren that lost their parent come back to us, where `end_descendants` finds them.
+(kill -9), and grandchildren that lost their parent come back to us, where `end_children` finds them.
 """
 
 from __future__ import annotations
@@ -155,9 +155,24 @@ def end_processes(processes: Sequence[psutil.Process], *, grace: float) -> None:
     psutil.wait_procs(left, timeout=5)
 
 
-def end_descendants(pid: int | None = None, *, grace: float = 3.0) -> int:
-    """End every living process below `pid` (default: us); return how many there were."""
-    left = descendants(pid)
+def children() -> frozenset[int]:
+    """Return the ids of our direct children."""
+    import psutil
+
+    return frozenset(one.pid for one in psutil.Process().children())
+
+
+def end_children(*, spare: Collection[int] = (), grace: float = 3.0) -> int:
+    """End every living process below us except the `spare` children and theirs; return how many there were."""
+    import psutil
+
+    left = [
+        one
+        for child in psutil.Process().children()
+        if child.pid not in spare
+        for one in (child, *descendants(child.pid))
+        if alive(one)
+    ]
     end_processes(left, grace=grace)
     return len(left)
 

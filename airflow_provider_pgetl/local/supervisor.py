@@ -63,10 +63,12 @@ class Supervisor:
     say: Callable[[str], None]
     stopping: bool = False
     _impatient: bool = False
+    _before: frozenset[int] = frozenset()
     _running: dict[str, _Running] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """From now on orphaned grandchildren come to us."""
+        """From now on orphaned grandchildren come to us; children from before are none of our business."""
+        self._before = process.children()
         process.adopt_orphans()
 
     # Signals
@@ -173,7 +175,7 @@ class Supervisor:
             elif not running.healthy and running.component.healthy():
                 running.healthy = True
                 self.say(f"{running.component.name} is up again ({_since(running.started)})")
-        process.reap_adopted(self.pids().values())
+        process.reap_adopted({*self._before, *self.pids().values()})
 
     def _plan_restart(self, running: _Running) -> None:
         # Its children must not go on without it: an Airflow task runner would work beside its successor.
@@ -201,7 +203,7 @@ class Supervisor:
         for rank in ranks:
             self._stop_rank([one for one in self._running.values() if one.component.stop_rank == rank])
         self._running.clear()
-        left = process.end_descendants(grace=0.0 if self._impatient else 3.0)
+        left = process.end_children(spare=self._before, grace=0.0 if self._impatient else 3.0)
         if left:
             self.say(f"ended {left} processes that were left over")
 

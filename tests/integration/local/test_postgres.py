@@ -41,17 +41,13 @@ def test_is_ready_for_logical_replication(database: Database) -> None:
 
 def test_each_test_gets_an_empty_database(database: Database) -> None:
     with database.connect() as connection:
-        found = connection.execute(
-            "select count(*) from pg_class where relnamespace = 'public'::regnamespace"
-        )
+        found = connection.execute("select count(*) from pg_class where relnamespace = 'public'::regnamespace")
         assert found.fetchone() == (0,)
 
 
 def test_a_password_is_needed(database: Database) -> None:
     with pytest.raises(psycopg.OperationalError):
-        psycopg.connect(
-            f"host=127.0.0.1 port={database.port} user=postgres dbname={database.name} password=wrong"
-        )
+        psycopg.connect(f"host=127.0.0.1 port={database.port} user=postgres dbname={database.name} password=wrong")
 
 
 def test_restart_keeps_port_and_data(own_server: EmbeddedPostgres) -> None:
