@@ -1,0 +1,1 @@
+"""What survives a restart: the contract (``base``), in memory (``memory``), in Postgres (``postgres``)."""

@@ -1,0 +1,181 @@
+"""The store's contract.
+
+Every method is blocking, thread-safe and one transaction. Progress only moves forward: a write of an older
+position keeps the stored one. A write under a lease that was overtaken raises ``Overtaken`` and writes nothing;
+so does a write for a generation that is no longer the table's. A store that can't be reached raises
+``StoreError``; the caller may repeat the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from airflow_provider_pgetl.replication.lsn import Lsn
+from airflow_provider_pgetl.replication.progress import (
+    Command,
+    Cut,
+    CutTable,
+    Lease,
+    PipelineRecord,
+    Segment,
+    SpoolFile,
+    TableRecord,
+)
+from airflow_provider_pgetl.replication.schema import TableSchema
+from airflow_provider_pgetl.replication.state import TableState
+
+
+class SchemaStore(Protocol):
+    """Versioned schemas: a version holds from its LSN on."""
+
+    def add_schema(self, pipeline: str, schema: TableSchema, lsn: Lsn) -> TableSchema:
+        """Keep ``schema`` from ``lsn`` on and return it with its version.
+
+        Equal columns and identity as the newest version: nothing is added, that version is returned.
+        """
+
+    def latest_schema(self, pipeline: str, relation_id: int) -> TableSchema | None:
+        """The newest version."""
+
+    def schema_version(self, pipeline: str, relation_id: int, version: int) -> TableSchema | None:
+        """That version."""
+
+
+class StateStore(Protocol):
+    """Pipelines and the states of their tables."""
+
+    def register_pipeline(self, pipeline: PipelineRecord) -> PipelineRecord:
+        """Add the pipeline or, if it is known, return what is stored with publication and slot renewed.
+
+        ``spooled_lsn`` of a known pipeline is kept.
+        """
+
+    def pipeline(self, name: str) -> PipelineRecord | None:
+        """The pipeline, if registered."""
+
+    def pipelines(self) -> list[PipelineRecord]:
+        """All pipelines by name."""
+
+    def register_table(self, pipeline: str, schema: TableSchema, lsn: Lsn, *, by: str) -> TableRecord:
+        """Add the table in ``init``, generation 1, with its schema from ``lsn`` on; a known table is returned as is.
+
+        A known table whose name changed gets the new one.
+        """
+
+    def table(self, pipeline: str, relation_id: int) -> TableRecord | None:
+        """One table."""
+
+    def tables(self, pipeline: str) -> list[TableRecord]:
+        """All tables of the pipeline, by name."""
+
+    def move(
+        self,
+        record: TableRecord,
+        to: TableState,
+        *,
+        by: str,
+        run_id: str | None = None,
+        copied_rows: int | None = None,
+        schema_version: int | None = None,
+    ) -> TableRecord:
+        """Move the table of ``record``'s generation by ``transition()``; the history keeps who and when."""
+
+    def new_generation(self, pipeline: str, relation_id: int, *, by: str, run_id: str | None = None) -> TableRecord:
+        """Begin again at ``init`` with the next generation, from any state.
+
+        ``applied_lsn`` and ``snapshot_id`` are kept: the old rows stay readable until the swap.
+        """
+
+    def applied(self, lease: Lease, record: TableRecord, lsn: Lsn, snapshot_id: int | None) -> TableRecord:
+        """Record that the lake's table of this generation holds every commit before ``lsn``."""
+
+    def history(self, pipeline: str, relation_id: int) -> list[tuple[int, TableState, str]]:
+        """(generation, state, by) of every move, oldest first."""
+
+    def delete_pipeline(self, name: str) -> None:
+        """Forget the pipeline and all that belongs to it."""
+
+
+class LeaseStore(Protocol):
+    """Leases: one writer at a time, fenced by an epoch that only grows."""
+
+    def acquire(self, pipeline: str, name: str, owner: str, ttl_s: float) -> Lease | None:
+        """Take the lease if it is free, expired (by the store's clock) or already ``owner``'s; epoch + 1 each time."""
+
+    def renew(self, lease: Lease, ttl_s: float) -> None:
+        """Prolong it; ``Overtaken`` if another epoch holds it."""
+
+    def release(self, lease: Lease) -> None:
+        """Give it back so that the next owner need not wait; no error if it was overtaken."""
+
+
+class LedgerStore(Protocol):
+    """The spool's ledger: the moment of durability."""
+
+    def add_segment(self, pipeline: str, lease: Lease, segment: Segment) -> int:
+        """Register the files and move ``spooled_lsn`` to ``to_lsn`` in one transaction; returns the segment's id.
+
+        A segment that begins before ``spooled_lsn`` is a replay and raises ``Overtaken``: its commits are in.
+        """
+
+    def advance(self, pipeline: str, lease: Lease, lsn: Lsn) -> None:
+        """Nothing was committed before ``lsn`` that is not spooled: move ``spooled_lsn`` forward."""
+
+    def files(self, pipeline: str, relation_id: int, from_lsn: Lsn, to_lsn: Lsn) -> list[SpoolFile]:
+        """The table's files that may hold a commit in ``[from_lsn, to_lsn)``, oldest first."""
+
+    def all_paths(self, pipeline: str) -> set[str]:
+        """Paths of all registered files."""
+
+    def expired_files(self, pipeline: str, older_than_s: float) -> list[SpoolFile]:
+        """Files that their table has applied wholly (``last_lsn < applied_lsn`` in a state that the applier
+        looks after) and whose segment is older than that."""
+
+    def forget_files(self, pipeline: str, paths: Sequence[str]) -> None:
+        """Remove files from the ledger, after they were deleted; segments left empty go too."""
+
+    def backlog(self, pipeline: str) -> tuple[int, int]:
+        """(files, bytes) registered and not yet applied by their table."""
+
+
+class CutStore(Protocol):
+    """Cuts, and what people ask of the stream."""
+
+    def record_cut(self, pipeline: str, lease: Lease, lsn: Lsn, tables: Sequence[CutTable]) -> Cut:
+        """Record the cut and its outbox rows."""
+
+    def latest_cut(self, pipeline: str) -> Cut | None:
+        """The newest cut."""
+
+    def cut_at(self, pipeline: str, lsn: Lsn) -> Cut | None:
+        """The newest cut at exactly ``lsn``."""
+
+    def ask(self, pipeline: str, kind: str, payload: dict[str, Any], *, by: str) -> int:
+        """Ask the running stream for something; returns the command's id."""
+
+    def open_commands(self, pipeline: str) -> list[Command]:
+        """What was asked and not yet answered, oldest first."""
+
+    def answer(self, pipeline: str, command_id: int, result: dict[str, Any]) -> None:
+        """Close a command with its result."""
+
+    def command_result(self, pipeline: str, command_id: int) -> dict[str, Any] | None:
+        """The result, once there is one."""
+
+
+class SampleStore(Protocol):
+    """Figures over time, for charts and for people."""
+
+    def add_sample(self, pipeline: str, values: dict[str, Any]) -> None:
+        """Keep one sample (lag, rows, spool, seconds)."""
+
+    def latest_sample(self, pipeline: str) -> dict[str, Any] | None:
+        """The newest sample, with ``at``."""
+
+
+class Store(SchemaStore, StateStore, LeaseStore, LedgerStore, CutStore, SampleStore, Protocol):
+    """All of it; a type usually implements all."""
+
+    def close(self) -> None:
+        """Let go of connections."""
