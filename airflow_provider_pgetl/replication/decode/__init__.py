@@ -1,0 +1,1 @@
+"""Bytes to Arrow, pure and vectorised: ``frames`` -> ``messages`` -> ``columns`` -> ``casts``, led by ``decoder``."""

@@ -1,0 +1,230 @@
+"""Frames to changes: whole batches, transaction by transaction, grouped by table.
+
+    Begin    int64 commit LSN, int64 commit time (µs since 2000), int32 xid
+    Commit   byte flags, int64 commit LSN, int64 end LSN, int64 commit time
+    Insert   int32 relation, 'N' tuple
+    Update   int32 relation, ['K' old key tuple | 'O' old row tuple], 'N' tuple
+    Delete   int32 relation, 'K' | 'O' tuple
+
+Which transaction a change belongs to is the cumulative count of Begins before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from airflow_provider_pgetl.replication.batch import change_schema
+from airflow_provider_pgetl.replication.decode import frames as wire
+from airflow_provider_pgetl.replication.decode.changes import decode_changes, truncate_change
+from airflow_provider_pgetl.replication.decode.frames import BODY, Frame, Frames, Positions
+from airflow_provider_pgetl.replication.decode.messages import (
+    Message,
+    Relation,
+    read_message,
+    read_relation,
+    read_truncate,
+)
+from airflow_provider_pgetl.replication.errors import DecodeError
+from airflow_provider_pgetl.replication.lsn import Lsn
+from airflow_provider_pgetl.replication.schema import TableSchema
+
+# Postgres counts microseconds from 2000-01-01.
+EPOCH_US = 946_684_800_000_000
+
+Resolve = Callable[[Relation, Lsn], TableSchema]
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """Changes of one table version, in stream order."""
+
+    schema: TableSchema
+    batch: pa.RecordBatch
+
+
+@dataclass(slots=True)
+class Decoded:
+    """What a batch of frames held.
+
+    ``end_lsn``: end of the last commit, None if there was none. ``committed_at`` (µs since 1970) is its time.
+    """
+
+    changes: list[TableChanges] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    transactions: int = 0
+    first_lsn: Lsn | None = None
+    end_lsn: Lsn | None = None
+    committed_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where each message stands: its transaction's commit LSN and time, its ordinal there."""
+
+    commit_lsn: npt.NDArray[np.int64]
+    committed_at: npt.NDArray[np.int64]
+    ordinal: npt.NDArray[np.int64]
+
+
+class Decoder:
+    """Decodes the batches of one connection; knows its relations and the transaction that is open."""
+
+    def __init__(self, resolve: Resolve) -> None:
+        self._resolve = resolve
+        self._schemas: dict[int, TableSchema] = {}
+        self._relations: dict[int, Relation] = {}
+        # Of the transaction that an earlier batch left open: commit LSN, commit time, messages so far.
+        self._open: tuple[int, int, int] | None = None
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the last batch ended inside a transaction."""
+        return self._open is not None
+
+    def decode(self, raw: Sequence[Frame]) -> Decoded:
+        """Decode one batch; it may begin and end inside a transaction."""
+        decoded = Decoded()
+        if not raw:
+            return decoded
+        frames = Frames(raw)
+        _check_kinds(frames)
+        place = self._place(frames, decoded)
+        spans = self._read_relations(frames, place)
+        for schema, rows in self._group(frames, place, spans):
+            batch = decode_changes(
+                frames, schema, rows, place.commit_lsn[rows], place.ordinal[rows], place.committed_at[rows]
+            )
+            decoded.changes.append(TableChanges(schema, batch))
+        for index in np.flatnonzero(frames.kind == wire.TRUNCATE):
+            decoded.changes.extend(self._truncate(frames, place, int(index), spans))
+        for index in np.flatnonzero(frames.kind == wire.MESSAGE):
+            decoded.messages.append(read_message(frames.body(int(index))))
+        return decoded
+
+    def _place(self, frames: Frames, decoded: Decoded) -> _Place:
+        begins = np.flatnonzero(frames.kind == wire.BEGIN)
+        commits = np.flatnonzero(frames.kind == wire.COMMIT)
+        frames.require(begins, 20)
+        frames.require(commits, 25)
+        self._check_order(frames, begins, commits)
+        lsn = frames.i64[frames.start[begins] + BODY].astype(np.int64)
+        time = frames.i64[frames.start[begins] + BODY + 8].astype(np.int64) + EPOCH_US
+        carried = self._open or (0, 0, 0)
+        # Transaction 0 is the one that was open before this batch.
+        number = np.cumsum(frames.kind == wire.BEGIN)
+        first = np.concatenate([[-carried[2]], begins])
+        place = _Place(
+            np.concatenate([[carried[0]], lsn])[number],
+            np.concatenate([[carried[1]], time])[number],
+            np.arange(len(frames)) - first[number],
+        )
+        if len(commits):
+            last = frames.start[commits[-1]] + BODY
+            decoded.end_lsn = Lsn(frames.i64[last + 9])
+            decoded.committed_at = int(frames.i64[last + 17]) + EPOCH_US
+            decoded.first_lsn = Lsn(place.commit_lsn[commits[0]])
+        decoded.transactions = len(commits)
+        self._carry(frames, begins, commits, place)
+        return place
+
+    def _check_order(self, frames: Frames, begins: Positions, commits: Positions) -> None:
+        """Begin and Commit alternate; a change outside of a transaction is a damaged stream."""
+        steps = np.zeros(len(frames), np.int64)
+        steps[begins] = 1
+        steps[commits] = -1
+        depth = np.cumsum(steps) + (1 if self._open else 0)
+        if ((depth < 0) | (depth > 1)).any():
+            frames.fail(int(((depth < 0) | (depth > 1)).argmax()), "begin and commit do not alternate")
+        outside = (depth == 0) & np.isin(frames.kind, (wire.INSERT, wire.UPDATE, wire.DELETE, wire.TRUNCATE))
+        if outside.any():
+            frames.fail(int(outside.argmax()), "a change outside of a transaction")
+
+    def _carry(self, frames: Frames, begins: Positions, commits: Positions, place: _Place) -> None:
+        opened = bool(self._open) + len(begins) > len(commits)
+        last = len(frames) - 1
+        self._open = (
+            (int(place.commit_lsn[last]), int(place.committed_at[last]), int(place.ordinal[last]) + 1)
+            if opened
+            else None
+        )
+
+    def _read_relations(self, frames: Frames, place: _Place) -> dict[int, list[tuple[int, TableSchema]]]:
+        """For each table the schemas of this batch with the index from which they hold; most have one."""
+        spans: dict[int, list[tuple[int, TableSchema]]] = {
+            relation_id: [(0, schema)] for relation_id, schema in self._schemas.items()
+        }
+        for index in np.flatnonzero(frames.kind == wire.RELATION):
+            relation = read_relation(frames.body(int(index)))
+            if self._relations.get(relation.relation_id) == relation:
+                continue
+            schema = self._resolve(relation, Lsn(place.commit_lsn[index]))
+            self._relations[relation.relation_id] = relation
+            if self._schemas.get(relation.relation_id) != schema:
+                spans.setdefault(relation.relation_id, []).append((int(index), schema))
+                self._schemas[relation.relation_id] = schema
+        return spans
+
+    def _group(
+        self, frames: Frames, place: _Place, spans: dict[int, list[tuple[int, TableSchema]]]
+    ) -> Iterator[tuple[TableSchema, Positions]]:
+        rows = np.flatnonzero(np.isin(frames.kind, (wire.INSERT, wire.UPDATE, wire.DELETE)))
+        if not len(rows):
+            return
+        frames.require(rows, 7)
+        relation = frames.i32[frames.start[rows] + BODY].astype(np.uint32)
+        order = np.argsort(relation, kind="stable")
+        rows, relation = rows[order], relation[order]
+        edges = np.flatnonzero(np.diff(relation)) + 1
+        for part in np.split(rows, edges):
+            relation_id = int(np.uint32(frames.i32[frames.start[part[0]] + BODY].astype(np.uint32)))
+            yield from _by_schema(frames, part, spans.get(relation_id))
+
+    def _truncate(
+        self,
+        frames: Frames,
+        place: _Place,
+        index: int,
+        spans: dict[int, list[tuple[int, TableSchema]]],
+    ) -> Iterator[TableChanges]:
+        for relation_id in read_truncate(frames.body(index)).relation_ids:
+            schema = _schema_at(frames, index, spans.get(relation_id))
+            yield TableChanges(
+                schema,
+                truncate_change(
+                    change_schema(schema),
+                    int(place.commit_lsn[index]),
+                    int(place.ordinal[index]),
+                    int(place.committed_at[index]),
+                ),
+            )
+
+
+def _check_kinds(frames: Frames) -> None:
+    known = np.isin(frames.kind, tuple(wire.KINDS))
+    if not known.all():
+        frames.fail(int(known.argmin()), "a message of an unknown kind")
+
+
+def _by_schema(
+    frames: Frames, rows: Positions, versions: list[tuple[int, TableSchema]] | None
+) -> Iterator[tuple[TableSchema, Positions]]:
+    """Split a table's rows where its schema changes inside the batch."""
+    _schema_at(frames, int(rows[0]), versions)
+    assert versions is not None
+    bounds = np.searchsorted(rows, [at for at, _ in versions[1:]])
+    for (_, schema), part in zip(versions, np.split(rows, bounds), strict=True):
+        if len(part):
+            yield schema, part
+
+
+def _schema_at(frames: Frames, index: int, versions: list[tuple[int, TableSchema]] | None) -> TableSchema:
+    for at, schema in reversed(versions or []):
+        if at <= index:
+            return schema
+    kind = chr(frames.kind[index])
+    raise DecodeError(f"a change of a relation that was never described (kind {kind!r})", kind=kind)
