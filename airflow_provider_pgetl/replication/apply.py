@@ -1,0 +1,285 @@
+"""The applier: merges every table's spooled changes up to one LSN X, and records the cut.
+
+A cycle picks X (what is spooled, or the LSN that somebody asked a cut for), brings each table to exactly X side
+by side, and records {X, table -> snapshot}. One bad table goes to ``errored`` with its reason; the others go on.
+The destination's own marker wins over the store: it is read when a table is first touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from airflow_provider_pgetl.replication.commands import Commands
+from airflow_provider_pgetl.replication.config import PipelineConfig
+from airflow_provider_pgetl.replication.destinations.base import Applied, Changes, FileDestination
+from airflow_provider_pgetl.replication.errors import (
+    DestinationError,
+    DestinationUnreachable,
+    NotSupported,
+    Overtaken,
+    PgEtlError,
+    Retry,
+    StoreError,
+)
+from airflow_provider_pgetl.replication.failpoints import hit
+from airflow_provider_pgetl.replication.lsn import ZERO, Lsn
+from airflow_provider_pgetl.replication.progress import CutTable, Lease, TableRecord
+from airflow_provider_pgetl.replication.schema import TableSchema
+from airflow_provider_pgetl.replication.spool.segments import Spool
+from airflow_provider_pgetl.replication.state import READY, StateKind, TableState
+from airflow_provider_pgetl.replication.store.base import Store
+
+log = logging.getLogger(__name__)
+
+_BY = "applier"
+_BACKOFF_S = (0.5, 15.0)
+# An unchanged position is worth a new cut now and then: it says "still fresh".
+_QUIET_CUT_S = 10.0
+_SWEEP_S = 30.0
+
+
+@dataclass(slots=True)
+class ApplyStats:
+    """What the applier did, for people."""
+
+    applied_lsn: Lsn = ZERO
+    cycles: int = 0
+    upserts: int = 0
+    deletes: int = 0
+    cycle_seconds: float = 0.0
+    last_cut: int | None = None
+    last_cut_at: datetime | None = None
+    waiting_for: str | None = None
+
+
+class Applier:
+    """Applies the spool of one pipeline to a destination that takes files, under the pipeline's lease."""
+
+    def __init__(self, config: PipelineConfig, store: Store, destination: FileDestination, lease: Lease) -> None:
+        self._config = config
+        self._store = store
+        self._destination = destination
+        self._lease = lease
+        self._commands = Commands(store, config.name)
+        self._spool = Spool(config.spool_root, config.name, lease.epoch)
+        self._seen: set[tuple[int, int]] = set()
+        self._attempts: dict[int, int] = {}
+        self._cut_at = 0.0
+        self._swept_at = time.monotonic()
+        self._pool = ThreadPoolExecutor(config.max_parallel_applies, thread_name_prefix="pgetl-apply")
+        self.stats = ApplyStats()
+
+    def run(self, stop: threading.Event) -> None:
+        """Cycle until ``stop``; an unreachable lake or store is waited for, an overtaken lease ends it."""
+        failures = 0
+        try:
+            while not stop.is_set():
+                started = time.monotonic()
+                try:
+                    self.cycle()
+                    failures, self.stats.waiting_for = 0, None
+                except Overtaken:
+                    raise
+                except (DestinationUnreachable, StoreError) as error:
+                    failures += 1
+                    self.stats.waiting_for = error.message
+                    log.warning("applying waits: %s", error.message)
+                    stop.wait(min(_BACKOFF_S[1], _BACKOFF_S[0] * 2**failures))
+                rest = self._config.apply_interval_ms / 1000 - (time.monotonic() - started)
+                stop.wait(max(0.0, rest))
+        finally:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def cycle(self) -> Lsn | None:
+        """Bring every table to one LSN and record the cut; returns it, or None if there was nothing to do."""
+        started = time.monotonic()
+        pipeline = self._store.pipeline(self._config.name)
+        if pipeline is None or pipeline.paused:
+            return None
+        target = self._commands.target(pipeline.spooled_lsn, self.stats.applied_lsn)
+        if target is None:
+            return None
+        records = [record for record in self._store.tables(self._config.name) if not record.paused]
+        self._retry_errored(records)
+        work = [record for record in records if record.state.applying]
+        moved = [record for record in self._pool.map(lambda record: self._bring(record, target), work) if record]
+        self._cut(target, records, moved)
+        self._sweep()
+        if moved:
+            self.stats.cycle_seconds = time.monotonic() - started
+        self.stats.cycles += 1
+        return target
+
+    def _bring(self, record: TableRecord, target: Lsn) -> TableRecord | None:
+        """Bring one table to ``target``; its errors are its own, unless the lake or the store is gone."""
+        try:
+            moved = self._step(record, target)
+        except (DestinationUnreachable, StoreError):
+            raise
+        except PgEtlError as error:
+            self._fail(record, error)
+            return None
+        except Exception as error:
+            log.exception("applying to %s failed", record.table)
+            self._fail(record, DestinationError(f"an unexpected error: {type(error).__name__}"))
+            return None
+        self._attempts.pop(record.relation_id, None)
+        return moved
+
+    def _step(self, record: TableRecord, target: Lsn) -> TableRecord | None:
+        if record.state.kind in (StateKind.SYNC_WAIT, StateKind.CATCHUP):
+            return self._catch_up(record, target)
+        if record.state.kind is StateKind.SYNC_DONE:
+            record = self._store.move(record, READY, by=_BY)
+        self._trust_marker(record)
+        record = self._store.table(record.pipeline, record.relation_id) or record
+        if record.applied_lsn is None:
+            raise DestinationError(f"{record.table} is ready, but nobody knows at which LSN", hint="Resync the table.")
+        changes = self._changes(record, record.applied_lsn, target)
+        if not changes.files:
+            return None
+        return self._record(record, target, self._destination.apply(changes))
+
+    def _catch_up(self, record: TableRecord, target: Lsn) -> TableRecord | None:
+        """The copy is complete at S: merge what came since, then make it the visible table."""
+        snapshot = self._snapshot_lsn(record)
+        if target < snapshot:
+            # The stream has not passed the snapshot yet.
+            return None
+        record = self._store.move(record, TableState(StateKind.CATCHUP, lsn=target), by=_BY)
+        hit("catchup.begun")
+        changes = self._changes(record, snapshot, target)
+        marker = self._destination.marker(changes.schema)
+        if marker is not None and marker.generation == record.generation and marker.lsn >= snapshot:
+            # An earlier attempt made it visible and did not live to say so.
+            target, applied = marker.lsn, Applied(marker.snapshot_id)
+        else:
+            applied = self._destination.promote(changes)
+        hit("catchup.promoted")
+        record = self._record(record, target, applied)
+        record = self._store.move(record, TableState(StateKind.SYNC_DONE, lsn=target), by=_BY)
+        self._seen.add((record.relation_id, record.generation))
+        log.info("%s is equal to the source at %s", record.table, target)
+        return self._store.move(record, READY, by=_BY)
+
+    def _snapshot_lsn(self, record: TableRecord) -> Lsn:
+        """S of this generation's copy: the state of ``sync_wait``, which the history remembers."""
+        for generation, state, _ in reversed(self._store.history(record.pipeline, record.relation_id)):
+            if generation == record.generation and state.kind is StateKind.SYNC_WAIT and state.lsn is not None:
+                return state.lsn
+        raise DestinationError(f"{record.table} has no snapshot LSN", hint="Resync the table.")
+
+    def _trust_marker(self, record: TableRecord) -> None:
+        """On first sight: what the lake's table says of itself wins over the store."""
+        if (record.relation_id, record.generation) in self._seen:
+            return
+        marker = self._destination.marker(self._schema(record))
+        if marker is None or marker.generation != record.generation:
+            raise DestinationError(
+                f"the lake's table of {record.table} is not the one that pgetl wrote",
+                hint="It was dropped, replaced or rolled back: resync the table.",
+            )
+        if marker.epoch > self._lease.epoch:
+            raise Overtaken(f"the lake's table of {record.table} was written by a newer epoch")
+        stored = record.applied_lsn or ZERO
+        if marker.lsn > stored:
+            self._store.applied(self._lease, record, marker.lsn, marker.snapshot_id)
+        elif marker.lsn < stored and self._store.files(record.pipeline, record.relation_id, marker.lsn, stored):
+            raise DestinationError(
+                f"the lake's table of {record.table} is behind what was applied to it",
+                hint="It was rolled back: resync the table.",
+            )
+        self._seen.add((record.relation_id, record.generation))
+
+    def _schema(self, record: TableRecord) -> TableSchema:
+        version = record.schema_version or 1
+        schema = self._store.schema_version(record.pipeline, record.relation_id, version)
+        if schema is None:
+            raise DestinationError(f"the schema of {record.table} is not known", hint="Resync the table.")
+        return schema
+
+    def _changes(self, record: TableRecord, begin: Lsn, end: Lsn) -> Changes:
+        schema = self._schema(record)
+        files = tuple(self._store.files(record.pipeline, record.relation_id, begin, end))
+        if any(file.schema_version != schema.version for file in files):
+            raise NotSupported(
+                f"the columns of {record.table} were changed on the source",
+                hint="Resync the table: following a schema change is not built yet.",
+            )
+        return Changes(schema, record.generation, self._lease.epoch, begin, end, files)
+
+    def _record(self, record: TableRecord, lsn: Lsn, applied: Applied) -> TableRecord:
+        hit("apply.before_record")
+        self.stats.upserts += applied.upserts
+        self.stats.deletes += applied.deletes
+        return self._store.applied(self._lease, record, lsn, applied.snapshot_id)
+
+    def _fail(self, record: TableRecord, error: PgEtlError) -> None:
+        log.error("%s is errored: %s", record.table, error.message)
+        attempts = self._attempts[record.relation_id] = self._attempts.get(record.relation_id, 0) + 1
+        timed = error.retry is Retry.TIMED and attempts <= self._config.table_error_retry_max_attempts
+        delay = timedelta(milliseconds=self._config.table_error_retry_delay_ms * 2 ** (attempts - 1))
+        state = TableState(
+            StateKind.ERRORED,
+            reason=error.message,
+            hint=error.hint,
+            retry=Retry.TIMED if timed else Retry.MANUAL,
+            retry_at=datetime.now(UTC) + delay if timed else None,
+        )
+        try:
+            current = self._store.table(record.pipeline, record.relation_id)
+            if current is not None and current.generation == record.generation:
+                self._store.move(current, state, by=_BY)
+        except Overtaken:
+            log.info("%s has a new generation, its error is of the past", record.table)
+
+    def _retry_errored(self, records: Sequence[TableRecord]) -> None:
+        """Return tables whose time has come to the state before their error."""
+        now = datetime.now(UTC)
+        for record in records:
+            due = record.state.retry is Retry.TIMED and record.state.retry_at is not None
+            if due and record.state.retry_at is not None and record.state.retry_at <= now:
+                before = self._state_before(record)
+                if before is not None and before.applying:
+                    self._store.move(record, before, by=_BY)
+
+    def _state_before(self, record: TableRecord) -> TableState | None:
+        for generation, state, _ in reversed(self._store.history(record.pipeline, record.relation_id)):
+            if generation == record.generation and state.kind is not StateKind.ERRORED:
+                return state
+        return None
+
+    def _cut(self, target: Lsn, before: Sequence[TableRecord], moved: Sequence[TableRecord]) -> None:
+        """Record the cut when something moved, when somebody waits for it, or now and then."""
+        wanted = self._commands.wants(target)
+        quiet = time.monotonic() - self._cut_at >= _QUIET_CUT_S and target > self.stats.applied_lsn
+        self.stats.applied_lsn = max(self.stats.applied_lsn, target)
+        if not (moved or wanted or quiet):
+            return
+        tables = [
+            CutTable(record.relation_id, record.snapshot_id)
+            for record in self._store.tables(self._config.name)
+            if record.state.kind is StateKind.READY and not record.paused
+        ]
+        hit("cut.before")
+        cut = self._store.record_cut(self._config.name, self._lease, target, tables)
+        self._commands.answer_cuts(target, cut)
+        self._cut_at = time.monotonic()
+        self.stats.last_cut, self.stats.last_cut_at = cut.id, datetime.now(UTC)
+
+    def _sweep(self) -> None:
+        """Delete spool files that their table has applied, after the retention."""
+        if time.monotonic() - self._swept_at < _SWEEP_S:
+            return
+        self._swept_at = time.monotonic()
+        expired = self._store.expired_files(self._config.name, self._config.spool_retention_s)
+        if expired:
+            paths = [file.path for file in expired]
+            self._spool.delete(paths)
+            self._store.forget_files(self._config.name, paths)

@@ -1,0 +1,1 @@
+"""Durable changes: Parquet files, registered in the store's ledger."""

@@ -1,0 +1,343 @@
+"""The stream path: slot -> decode -> spool -> ledger -> confirm.
+
+One thread drains and decodes; a second writes the spool and the ledger, so that the walsender is answered also
+while a write is slow. Only one write is in flight; a full batch behind it stops the reading, not the answering.
+
+The order of progress is the law: files durable, ledger row committed, only then the slot confirmed, and only to
+a position P such that every commit before P is durable.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+from airflow_provider_pgetl.replication.config import PipelineConfig
+from airflow_provider_pgetl.replication.decode.decoder import Decoder
+from airflow_provider_pgetl.replication.decode.frames import COMMIT, HEADER
+from airflow_provider_pgetl.replication.errors import (
+    Overtaken,
+    PgEtlError,
+    Retry,
+    SlotError,
+    StoreError,
+)
+from airflow_provider_pgetl.replication.failpoints import hit
+from airflow_provider_pgetl.replication.lsn import ZERO, Lsn
+from airflow_provider_pgetl.replication.pending import Pending
+from airflow_provider_pgetl.replication.progress import Lease, PipelineRecord, Segment, SpoolFile
+from airflow_provider_pgetl.replication.relations import Relations
+from airflow_provider_pgetl.replication.source import catalog, slots
+from airflow_provider_pgetl.replication.source.connection import connect
+from airflow_provider_pgetl.replication.source.stream import Read, ReplicationStream
+from airflow_provider_pgetl.replication.spool.segments import Spool
+from airflow_provider_pgetl.replication.store.base import Store
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Decoding is vectorised: larger reads are cheaper, smaller ones keep memory and latency low.
+READ_MESSAGES = 32_768
+READ_BYTES = 16 * 1024 * 1024
+_WAIT_S = 0.25
+_WAIT_WHILE_WRITING_S = 0.02
+# How often an idle stream's position reaches the store.
+_ADVANCE_S = 0.5
+_BACKOFF_S = (0.2, 10.0)
+
+
+@dataclass(slots=True)
+class StreamStats:
+    """What the stream did, for people; written by one thread, read by others."""
+
+    received_lsn: Lsn = ZERO
+    spooled_lsn: Lsn = ZERO
+    rows: int = 0
+    transactions: int = 0
+    bytes: int = 0
+    segments: int = 0
+    reconnects: int = 0
+    last_committed_at: datetime | None = None
+    waiting_for: str | None = None
+
+
+class StreamPath:
+    """Runs the stream of one pipeline under its lease."""
+
+    def __init__(self, config: PipelineConfig, source: str, store: Store, lease: Lease) -> None:
+        self._config = config
+        self._source = source
+        self._store = store
+        self._lease = lease
+        self._spool = Spool(config.spool_root, config.name, lease.epoch)
+        self.stats = StreamStats()
+
+    def run(self, stop: threading.Event) -> None:
+        """Stream until ``stop``; reconnects by itself, raises what a person must look at."""
+        self._spool.sweep(self._store.all_paths(self._config.name))
+        failures = 0
+        while not stop.is_set():
+            before = self.stats.received_lsn
+            try:
+                self._connected(stop)
+            except PgEtlError as error:
+                if error.retry is not Retry.TIMED:
+                    raise
+                failures = 0 if self.stats.received_lsn > before else failures + 1
+                self._back_off(stop, error, failures)
+
+    def _back_off(self, stop: threading.Event, error: PgEtlError, failures: int) -> None:
+        low, high = _BACKOFF_S
+        delay = min(high, low * 2**failures) * (0.5 + random.random())  # noqa: S311
+        self.stats.reconnects += 1
+        self.stats.waiting_for = error.message
+        log.warning("the stream of %s waits %.1f s: %s", self._config.name, delay, error.message)
+        stop.wait(delay)
+
+    def _connected(self, stop: threading.Event) -> None:
+        record = self._store.pipeline(self._config.name)
+        if record is None:
+            raise SlotError("the pipeline is not registered", hint="Run the copy DAG: discovery registers it.")
+        start = self._start_position(record)
+        stream = ReplicationStream(self._source, self._config.slot, self._config.publication, start)
+        log.info("streaming %s from %s, epoch %d", self._config.name, start, self._lease.epoch)
+        self.stats.waiting_for = None
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="pgetl-spool") as writer:
+                loop = _Loop(self._config, self._store, self._lease, self._spool, self.stats, stream, start, writer)
+                loop.decoder = Decoder(Relations(self._config, self._source, self._store).resolve)
+                loop.run(stop)
+        finally:
+            stream.close()
+
+    def _start_position(self, record: PipelineRecord) -> Lsn:
+        with connect(self._source, "stream-check") as connection:
+            found = catalog.server(connection)
+            if found.system_identifier != record.system_identifier:
+                raise SlotError(
+                    "the source is another server than the one that was discovered",
+                    hint="Point the connection at the right server, or drop the pipeline and discover it again.",
+                )
+            if found.timeline != record.timeline:
+                raise SlotError(
+                    f"the source was promoted (timeline {record.timeline} to {found.timeline})",
+                    hint="Drop the pipeline and discover it again: following a failover is not built yet.",
+                )
+            slot = slots.require(connection, self._config.slot)
+        return max(slot.confirmed, record.spooled_lsn)
+
+
+class _Loop:
+    """One connection's loop: what it holds is thrown away with the connection, the ledger knows the rest."""
+
+    decoder: Decoder
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        store: Store,
+        lease: Lease,
+        spool: Spool,
+        stats: StreamStats,
+        stream: ReplicationStream,
+        start: Lsn,
+        writer: ThreadPoolExecutor,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._lease = lease
+        self._spool = spool
+        self._stats = stats
+        self._stream = stream
+        self._writer = writer
+        self._stop = threading.Event()
+        # Every commit before it is durable or in the write that is in flight.
+        self._position = start
+        self._advanced = start
+        self._tail: list[bytes] = []
+        self._tail_bytes = 0
+        self._pending = Pending()
+        self._pieces: list[Future[tuple[SpoolFile, ...]]] = []
+        self._writing: Future[Lsn] | None = None
+        self._advanced_at = 0.0
+        self._unsure = False
+
+    def run(self, stop: threading.Event) -> None:
+        self._stop = stop
+        try:
+            while not stop.is_set():
+                self._settle(until_done=False)
+                if self._full():
+                    self._stream.keep_alive()
+                    self._settle(until_done=True)
+                    continue
+                read = self._stream.read(READ_MESSAGES, READ_BYTES, self._wait_s())
+                self._take(read)
+                self._flush_if_due()
+                self._idle(read.keepalive)
+            self._finish()
+        finally:
+            # A write that is in flight decides what the ledger says; never leave before it has.
+            if self._writing is not None:
+                self._writing.exception()
+
+    def _wait_s(self) -> float:
+        if self._writing is not None:
+            return _WAIT_WHILE_WRITING_S
+        if self._pending.empty:
+            return _WAIT_S
+        return max(0.0, min(_WAIT_S, self._config.batch.max_fill_ms / 1000 - self._pending.age_s))
+
+    def _full(self) -> bool:
+        return self._writing is not None and self._pending.bytes >= self._config.batch.max_bytes
+
+    def _take(self, read: Read) -> None:
+        """Decode what is whole: up to the last commit; the open transaction's frames wait, up to a limit."""
+        self._stats.received_lsn = max(self._stats.received_lsn, self._stream.received)
+        self._stats.bytes += read.bytes
+        if not read.frames:
+            return
+        known = len(self._tail)
+        self._tail.extend(read.frames)
+        self._tail_bytes += read.bytes
+        whole = known + _after_last_commit(read.frames)
+        if whole > known:
+            self._pending.add(self.decoder.decode(self._tail[:whole]))
+            del self._tail[:whole]
+            self._tail_bytes = sum(map(len, self._tail))
+        if self._tail_bytes >= self._config.batch.max_bytes:
+            self._write_piece()
+
+    def _write_piece(self) -> None:
+        """A transaction past the limit: write what there is of it; the ledger learns of it with the commit."""
+        if not self._pending.empty:
+            self._flush()
+        piece = Pending()
+        piece.add(self.decoder.decode(self._tail))
+        self._tail, self._tail_bytes = [], 0
+        while self._pieces and not self._pieces[-1].done():
+            self._stream.keep_alive()
+            wait([self._pieces[-1]], 0.1)
+        self._pieces.append(self._writer.submit(self._spool.write, piece.tables))
+        self._stats.rows += piece.rows
+
+    def _flush_if_due(self) -> None:
+        if self._pending.empty or self._writing is not None:
+            return
+        batch = self._config.batch
+        if self._pending.age_s * 1000 >= batch.max_fill_ms or self._pending.bytes >= batch.max_bytes:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._settle(until_done=True)
+        pending, self._pending = self._pending, Pending()
+        pieces, self._pieces = self._pieces, []
+        if pending.end_lsn is None:
+            # Only messages outside of transactions: nothing to keep.
+            return
+        begin, self._position = self._position, pending.end_lsn
+        self._writing = self._writer.submit(self._write, pending, pieces, begin)
+
+    def _write(self, pending: Pending, pieces: list[Future[tuple[SpoolFile, ...]]], begin: Lsn) -> Lsn:
+        """In the writer's thread: files, then ledger. Repeats while spool or store are out of order."""
+        assert pending.end_lsn is not None
+        files = [file for piece in pieces for file in piece.result()]
+        files += self._persist(lambda: self._spool.write(pending.tables))
+        segment = Segment(
+            from_lsn=begin,
+            to_lsn=pending.end_lsn,
+            files=tuple(files),
+            rows=sum(file.rows for file in files),
+            bytes=sum(file.bytes for file in files),
+            last_committed_at=pending.last_committed_at,
+        )
+        hit("ledger.before")
+        self._persist(lambda: self._register(segment))
+        hit("ledger.after")
+        self._stats.rows += pending.rows
+        self._stats.transactions += pending.transactions
+        self._stats.segments += 1
+        self._stats.last_committed_at = pending.last_committed_at
+        return segment.to_lsn
+
+    def _persist(self, step: Callable[[], T]) -> T:
+        """Repeat a step that spool or store refuse for now; the walsender is kept alive meanwhile."""
+        failures = 0
+        while True:
+            try:
+                return step()
+            except PgEtlError as error:
+                if error.retry is not Retry.TIMED or self._stop.is_set():
+                    raise
+                failures += 1
+                self._stats.waiting_for = error.message
+                log.warning("nothing is confirmed, spooling waits: %s", error.message)
+                self._stop.wait(min(_BACKOFF_S[1], _BACKOFF_S[0] * 2**failures))
+
+    def _register(self, segment: Segment) -> None:
+        """The moment of durability. After a broken answer the ledger itself says whether the row is in."""
+        try:
+            self._store.add_segment(self._config.name, self._lease, segment)
+        except Overtaken:
+            record = self._store.pipeline(self._config.name)
+            if not self._unsure or record is None or record.spooled_lsn != segment.to_lsn:
+                raise
+        except StoreError:
+            self._unsure = True
+            raise
+        self._unsure = False
+
+    def _settle(self, *, until_done: bool) -> None:
+        """Confirm what the writer has made durable."""
+        writing = self._writing
+        while until_done and writing is not None and not writing.done():
+            self._stream.keep_alive()
+            wait([writing], 0.1)
+        if writing is not None and writing.done():
+            self._writing = None
+            self._confirm(writing.result())
+
+    def _confirm(self, lsn: Lsn) -> None:
+        hit("confirm.before")
+        self._stream.confirm(lsn)
+        self._advanced = max(self._advanced, lsn)
+        self._stats.spooled_lsn = max(self._stats.spooled_lsn, lsn)
+        self._stats.waiting_for = None
+
+    def _idle(self, keepalive: Lsn | None) -> None:
+        """Nothing is pending: the server's own position is ours, and unrelated WAL can go."""
+        if self._tail or self._pieces or self._writing is not None or not self._pending.empty:
+            return
+        if keepalive is not None and keepalive > self._position:
+            self._position = keepalive
+            self._stream.confirm(keepalive)
+        if self._position > self._advanced and time.monotonic() - self._advanced_at >= _ADVANCE_S:
+            self._advanced_at = time.monotonic()
+            self._advanced = self._position
+            self._writing = self._writer.submit(self._advance, self._position)
+
+    def _advance(self, lsn: Lsn) -> Lsn:
+        self._persist(lambda: self._store.advance(self._config.name, self._lease, lsn))
+        return lsn
+
+    def _finish(self) -> None:
+        """A clean stop: what is whole and pending becomes durable, and is confirmed."""
+        if not self._pending.empty and not self.decoder.in_transaction:
+            self._flush()
+        self._settle(until_done=True)
+
+
+def _after_last_commit(frames: list[bytes]) -> int:
+    """How many frames there are up to and with the last commit."""
+    for index in range(len(frames) - 1, -1, -1):
+        if frames[index][HEADER] == COMMIT:
+            return index + 1
+    return 0
