@@ -55,15 +55,18 @@ class ServiceUser:
 
 def service_user() -> ServiceUser:
     """Return whom to run Postgres as: `nobody` when we are root, else ourselves."""
-    if os.geteuid() != 0:
-        return ServiceUser()
     import pwd
 
+    uid = os.geteuid()
     try:
-        entry = pwd.getpwnam(SERVICE_USER)
+        entry = pwd.getpwuid(uid) if uid != 0 else pwd.getpwnam(SERVICE_USER)
     except KeyError:
+        if uid != 0:
+            raise CheckFailed(
+                f"Postgres needs a user with a name, and user id {uid} has none on this machine"
+            ) from None
         raise CheckFailed("Postgres can't run as root and there is no user 'nobody'; run as another user") from None
-    return ServiceUser(entry.pw_uid, entry.pw_gid)
+    return ServiceUser(entry.pw_uid, entry.pw_gid) if uid == 0 else ServiceUser()
 
 
 def reachable_home(home: Path, user: ServiceUser) -> Path:

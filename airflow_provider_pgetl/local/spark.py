@@ -22,6 +22,7 @@ from typing import Self
 from airflow_provider_pgetl.local import process
 from airflow_provider_pgetl.local.errors import CheckFailed, StartFailed
 from airflow_provider_pgetl.local.java import Java, find_java
+from airflow_provider_pgetl.local.network import jvm_options
 from airflow_provider_pgetl.local.postgres import Database
 
 HOST = "127.0.0.1"
@@ -225,7 +226,7 @@ class SparkServer:
         classpath = f"{self.home / 'conf'}{os.pathsep}{spark_home() / 'jars' / '*'}"
         return [
             self._java.path,
-            *("-cp", classpath, f"-Xmx{self._memory}", *JVM_OPTIONS),
+            *("-cp", classpath, f"-Xmx{self._memory}", *JVM_OPTIONS, *self._network_options()),
             # Ivy trusts ~/.m2, where a pom left without its jar fails the download. Some users have no home.
             f"-Duser.home={self.home}",
             "org.apache.spark.deploy.SparkSubmit",
@@ -234,14 +235,23 @@ class SparkServer:
             "spark-internal",
         ]
 
+    def _network_options(self) -> list[str]:
+        """Only the first start downloads something."""
+        if self._known_jars():
+            return []
+        return jvm_options(self.home / "conf", own_certificates=self._java.is_from_wheel)
+
     def _jar_arguments(self) -> list[str]:
+        if known := self._known_jars():
+            return ["--jars", ",".join(known)]
+        return ["--packages", ",".join(PACKAGES), "--exclude-packages", ",".join(EXCLUDED)]
+
+    def _known_jars(self) -> list[str]:
         try:
             known = self._jar_list.read_text().split("\n")
         except OSError:
-            known = []
-        if known and all(Path(jar).exists() for jar in known):
-            return ["--jars", ",".join(known)]
-        return ["--packages", ",".join(PACKAGES), "--exclude-packages", ",".join(EXCLUDED)]
+            return []
+        return known if all(Path(jar).exists() for jar in known) else []
 
     @property
     def _jar_list(self) -> Path:
