@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -21,7 +20,6 @@ class Pending:
     rows: int = 0
     bytes: int = 0
     transactions: int = 0
-    since: float | None = None
     end_lsn: Lsn | None = None
     committed_at: int | None = None
 
@@ -34,17 +32,20 @@ class Pending:
         self.transactions += decoded.transactions
         self.end_lsn = decoded.end_lsn or self.end_lsn
         self.committed_at = decoded.committed_at or self.committed_at
-        if self.since is None:
-            self.since = time.monotonic()
+
+    def merge(self, other: Pending) -> None:
+        """Take in what came later."""
+        for version, batches in other.tables.items():
+            self.tables.setdefault(version, []).extend(batches)
+        self.rows += other.rows
+        self.bytes += other.bytes
+        self.transactions += other.transactions
+        self.end_lsn = other.end_lsn or self.end_lsn
+        self.committed_at = other.committed_at or self.committed_at
 
     @property
     def empty(self) -> bool:
-        return self.since is None
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the first change came in."""
-        return 0.0 if self.since is None else time.monotonic() - self.since
+        return not self.tables and self.end_lsn is None
 
     @property
     def last_committed_at(self) -> datetime | None:

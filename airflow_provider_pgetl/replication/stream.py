@@ -44,9 +44,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Decoding is vectorised: larger reads are cheaper, smaller ones keep memory and latency low.
-READ_MESSAGES = 32_768
+READ_MESSAGES = 16_384
 READ_BYTES = 16 * 1024 * 1024
+# Decoding is vectorised: larger batches are cheaper until they outgrow the cache.
+DECODE_MESSAGES = 16_384
+DECODE_BYTES = 16 * 1024 * 1024
 _WAIT_S = 0.25
 _WAIT_WHILE_WRITING_S = 0.02
 # How often an idle stream's position reaches the store.
@@ -82,7 +84,6 @@ class StreamPath:
 
     def run(self, stop: threading.Event) -> None:
         """Stream until ``stop``; reconnects by itself, raises what a person must look at."""
-        self._spool.sweep(self._store.all_paths(self._config.name))
         failures = 0
         while not stop.is_set():
             before = self.stats.received_lsn
@@ -106,6 +107,7 @@ class StreamPath:
         record = self._store.pipeline(self._config.name)
         if record is None:
             raise SlotError("the pipeline is not registered", hint="Run the copy DAG: discovery registers it.")
+        self._spool.sweep(self._store.all_paths(self._config.name))
         start = self._start_position(record)
         stream = ReplicationStream(self._source, self._config.slot, self._config.publication, start)
         log.info("streaming %s from %s, epoch %d", self._config.name, start, self._lease.epoch)
@@ -162,9 +164,12 @@ class _Loop:
         # Every commit before it is durable or in the write that is in flight.
         self._position = start
         self._advanced = start
-        self._tail: list[bytes] = []
-        self._tail_bytes = 0
+        self._raw: list[bytes] = []
+        self._raw_bytes = 0
+        self._since: float | None = None
         self._pending = Pending()
+        # Of the transaction whose commit has not come yet.
+        self._open = Pending()
         self._pieces: list[Future[tuple[SpoolFile, ...]]] = []
         self._writing: Future[Lsn] | None = None
         self._advanced_at = 0.0
@@ -192,57 +197,69 @@ class _Loop:
     def _wait_s(self) -> float:
         if self._writing is not None:
             return _WAIT_WHILE_WRITING_S
-        if self._pending.empty:
+        if self._since is None:
             return _WAIT_S
-        return max(0.0, min(_WAIT_S, self._config.batch.max_fill_ms / 1000 - self._pending.age_s))
+        return max(0.0, min(_WAIT_S, self._config.batch.max_fill_ms / 1000 - self._age_s()))
 
     def _full(self) -> bool:
         return self._writing is not None and self._pending.bytes >= self._config.batch.max_bytes
 
     def _take(self, read: Read) -> None:
-        """Decode what is whole: up to the last commit; the open transaction's frames wait, up to a limit."""
+        """Gather frames: decoding many at once is far cheaper, and nothing needs them before the next flush."""
         self._stats.received_lsn = max(self._stats.received_lsn, self._stream.received)
         self._stats.bytes += read.bytes
-        if not read.frames:
-            return
-        known = len(self._tail)
-        self._tail.extend(read.frames)
-        self._tail_bytes += read.bytes
-        whole = known + _after_last_commit(read.frames)
-        if whole > known:
-            self._pending.add(self.decoder.decode(self._tail[:whole]))
-            del self._tail[:whole]
-            self._tail_bytes = sum(map(len, self._tail))
-        if self._tail_bytes >= self._config.batch.max_bytes:
+        if read.frames and self._since is None:
+            self._since = time.monotonic()
+        self._raw.extend(read.frames)
+        self._raw_bytes += read.bytes
+        if len(self._raw) >= DECODE_MESSAGES or self._raw_bytes >= DECODE_BYTES:
+            self._decode()
+
+    def _decode(self) -> None:
+        """Decode what was gathered; what belongs to a transaction that is still open waits for its commit."""
+        raw, self._raw, self._raw_bytes = self._raw, [], 0
+        whole = _after_last_commit(raw)
+        if whole:
+            self._open.add(self.decoder.decode(raw[:whole]))
+            self._pending.merge(self._open)
+            self._open = Pending()
+        if whole < len(raw):
+            self._open.add(self.decoder.decode(raw[whole:]))
+        if self._open.bytes >= self._config.batch.max_bytes:
             self._write_piece()
 
     def _write_piece(self) -> None:
         """A transaction past the limit: write what there is of it; the ledger learns of it with the commit."""
         if not self._pending.empty:
             self._flush()
-        piece = Pending()
-        piece.add(self.decoder.decode(self._tail))
-        self._tail, self._tail_bytes = [], 0
         while self._pieces and not self._pieces[-1].done():
             self._stream.keep_alive()
             wait([self._pieces[-1]], 0.1)
-        self._pieces.append(self._writer.submit(self._spool.write, piece.tables))
+        piece, self._open = self._open, Pending()
+        self._pieces.append(self._writer.submit(self._persist, lambda: self._spool.write(piece.tables)))
         self._stats.rows += piece.rows
 
     def _flush_if_due(self) -> None:
-        if self._pending.empty or self._writing is not None:
+        if self._writing is not None:
             return
-        batch = self._config.batch
-        if self._pending.age_s * 1000 >= batch.max_fill_ms or self._pending.bytes >= batch.max_bytes:
+        if self._age_s() * 1000 >= self._config.batch.max_fill_ms:
+            self._decode()
+            self._since = None if self._open.empty else time.monotonic()
             self._flush()
+        elif self._pending.bytes >= self._config.batch.max_bytes:
+            self._flush()
+
+    def _age_s(self) -> float:
+        """Seconds since the first frame came that is not in a write yet."""
+        return 0.0 if self._since is None else time.monotonic() - self._since
 
     def _flush(self) -> None:
         self._settle(until_done=True)
         pending, self._pending = self._pending, Pending()
-        pieces, self._pieces = self._pieces, []
         if pending.end_lsn is None:
-            # Only messages outside of transactions: nothing to keep.
+            # Nothing, or only messages outside of transactions: nothing to keep.
             return
+        pieces, self._pieces = self._pieces, []
         begin, self._position = self._position, pending.end_lsn
         self._writing = self._writer.submit(self._write, pending, pieces, begin)
 
@@ -314,7 +331,13 @@ class _Loop:
 
     def _idle(self, keepalive: Lsn | None) -> None:
         """Nothing is pending: the server's own position is ours, and unrelated WAL can go."""
-        if self._tail or self._pieces or self._writing is not None or not self._pending.empty:
+        if (
+            self._since is not None
+            or self.decoder.in_transaction
+            or self._pieces
+            or self._writing is not None
+            or not self._pending.empty
+        ):
             return
         if keepalive is not None and keepalive > self._position:
             self._position = keepalive
@@ -330,8 +353,8 @@ class _Loop:
 
     def _finish(self) -> None:
         """A clean stop: what is whole and pending becomes durable, and is confirmed."""
-        if not self._pending.empty and not self.decoder.in_transaction:
-            self._flush()
+        self._decode()
+        self._flush()
         self._settle(until_done=True)
 
 
