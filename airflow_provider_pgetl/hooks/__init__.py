@@ -1,0 +1,3 @@
+"""How to reach what a pipeline needs: the source, the state database, Spark."""
+
+from __future__ import annotations

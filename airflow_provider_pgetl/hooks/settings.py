@@ -1,0 +1,45 @@
+"""Settings of a pipeline from arguments and the section ``[pgetl]``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk.configuration import conf
+
+from airflow_provider_pgetl.replication.config import BatchConfig, PipelineConfig
+from airflow_provider_pgetl.replication.errors import ConfigError
+
+SECTION = "pgetl"
+_GIVEN_BY_NAME = frozenset({"name", "publication", "spool_root"})
+
+
+def state_conn_id() -> str:
+    """The connection of the state database."""
+    return str(conf.get(SECTION, "state_conn_id", fallback="pgetl_state"))
+
+
+def seconds(name: str, default: float) -> float:
+    """A duration of the section."""
+    return float(conf.getfloat(SECTION, name, fallback=default))
+
+
+def pipeline_config(
+    name: str, publication: str, spool_root: str | None = None, options: Mapping[str, Any] | None = None
+) -> PipelineConfig:
+    """The pipeline's settings; ``options`` are the other fields of ``PipelineConfig``, ``batch`` as a mapping."""
+    given = dict(options or {})
+    known = {field.name for field in dataclasses.fields(PipelineConfig)} - _GIVEN_BY_NAME
+    if unknown := sorted(set(given) - known):
+        raise ConfigError(
+            f"unknown options of pipeline {name}: {', '.join(unknown)}",
+            hint=f"Known are {', '.join(sorted(known))}.",
+        )
+    try:
+        if isinstance(given.get("batch"), Mapping):
+            given["batch"] = BatchConfig(**given["batch"])
+        root = spool_root or str(conf.get(SECTION, "spool_root", fallback=""))
+        return PipelineConfig(name=name, publication=publication, spool_root=root, **given)
+    except TypeError as error:
+        raise ConfigError(f"an option of pipeline {name} can't be used: {error}") from error
