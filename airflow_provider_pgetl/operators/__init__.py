@@ -1,0 +1,3 @@
+"""One operator for each unit of work: find the tables, copy one, stream them all."""
+
+from __future__ import annotations
