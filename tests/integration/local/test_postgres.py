@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,13 @@ from airflow_provider_pgetl.local.postgres import Database, EmbeddedPostgres
 @pytest.fixture
 def own_server(scratch: Path) -> Iterator[EmbeddedPostgres]:
     """A server that the test may stop and kill."""
-    server = EmbeddedPostgres(Path(tempfile.mkdtemp(dir=scratch)) / "pg", settings={"fsync": "off"})
-    server.home.parent.chmod(0o755)
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    folder.chmod(0o755)
+    server = EmbeddedPostgres(folder / "pg", settings={"fsync": "off"})
     server.start()
     yield server
     server.kill()
+    server.erase()
 
 
 def put(database: Database) -> None:
@@ -94,3 +97,26 @@ def test_drop_database_takes_its_slots_along(postgres: EmbeddedPostgres) -> None
 def test_programs_of_the_wheel_run(postgres: EmbeddedPostgres) -> None:
     assert postgres.program("pg_recvlogical").exists()
     assert postgres.program("psql").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs Postgres as another user")
+def test_below_a_closed_home_the_data_goes_where_the_service_user_can_reach_it(scratch: Path) -> None:
+    closed = Path(tempfile.mkdtemp(dir=scratch))
+    closed.chmod(0o700)
+    server = EmbeddedPostgres(closed / "pg", settings={"fsync": "off"})
+    try:
+        with server:
+            assert closed not in server.data.parents
+            put(server.create_database("reached"))
+        again = EmbeddedPostgres(closed / "pg", settings={"fsync": "off"})
+        with again:
+            assert rows(again.database("reached")) == [(1,)]
+    finally:
+        server.erase()
+
+
+def test_server_left_by_an_earlier_owner_is_seen(own_server: EmbeddedPostgres) -> None:
+    heir = EmbeddedPostgres(own_server.asked_home)
+    assert heir.leftover_pid() == own_server.pid
+    own_server.stop()
+    assert heir.leftover_pid() is None
