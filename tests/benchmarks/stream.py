@@ -52,9 +52,8 @@ def make_wal(database: Database, server: EmbeddedPostgres, inserts: int, updates
     with database.connect() as connection:
         connection.execute(INSERT.format(inserts=inserts))
     script = Path(tempfile.mkstemp(suffix=".sql")[1])
-    script.write_text(
-        f"\\set id random(1, {inserts})\nupdate orders set status = 'paid', paid = true, amount = amount + 1 where id = :id;\n"
-    )
+    update = "update orders set status = 'paid', paid = true, amount = amount + 1 where id = :id;"
+    script.write_text(f"\\set id random(1, {inserts})\n{update}\n")
     script.chmod(0o644)
     subprocess.run(
         [
