@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 from airflow_provider_pgetl.cli.options import add_home
+from airflow_provider_pgetl.local.stack import StackInfo
 
 HELP = "start a live pipeline on this machine"
 
@@ -37,5 +38,25 @@ def run(options: argparse.Namespace) -> int:
             reset=options.reset,
             with_load=not options.no_load,
             exit_when_ready=options.exit_when_ready,
-        )
+        ),
+        read_states=read_states,
     ).run()
+
+
+def read_states(info: StackInfo) -> dict[str, str]:
+    """Return table -> state from the store; nothing while it is out of reach or not made yet."""
+    from airflow_provider_pgetl.replication.errors import PgEtlError
+    from airflow_provider_pgetl.replication.store.postgres import PostgresStore
+
+    store = PostgresStore(info.state_conninfo)
+    try:
+        tables = [table for pipeline in store.pipelines() for table in store.tables(pipeline.name)]
+    except PgEtlError:
+        return {}
+    finally:
+        store.close()
+    return {str(one.table): _described(str(one.state.kind), one.state.reason) for one in tables}
+
+
+def _described(state: str, reason: str | None) -> str:
+    return f"{state} ({reason})" if reason else state

@@ -34,11 +34,13 @@ class StateReporter:
 
     def tell(self, states: Mapping[str, str]) -> None:
         """Tell the changes, and once that all tables are in their final state."""
+        if not states:
+            return
         for table, state in sorted(states.items()):
             if self._known.get(table) != state:
                 self.say(f"{table}: {state}")
         self._known = dict(states)
-        complete = bool(states) and all(state == self.final for state in states.values())
+        complete = all(state == self.final for state in states.values())
         if complete and not self._all_told:
             seconds = time.monotonic() - self._started
             self.say(f"all {len(states)} tables are {self.final} ({seconds:.0f} s after the stack was up)")
