@@ -228,11 +228,16 @@ def _copied(refs: dict[str, Ref], table: LakeTable, generation: int) -> Marker:
 
 
 def _refuse_overtaken(marker: Marker, changes: Changes) -> None:
-    if marker.epoch > changes.epoch or marker.generation > changes.generation:
+    table = changes.schema.table
+    if marker.epoch > changes.epoch:
         raise Overtaken(
-            f"{changes.schema.table} was written by epoch {marker.epoch}, generation {marker.generation} (this is "
-            f"{changes.epoch}, {changes.generation})",
+            f"{table} was written by epoch {marker.epoch} (this is {changes.epoch})",
             hint="A newer run owns the table. If the state was reset, drop the lake's table and resync.",
+        )
+    if marker.generation > changes.generation:
+        raise DestinationError(
+            f"{table} holds generation {marker.generation} already (this is {changes.generation})",
+            hint="Resync the table. If the state was reset, drop the lake's table first.",
         )
 
 

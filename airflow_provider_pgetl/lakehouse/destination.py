@@ -80,7 +80,7 @@ class LakeDestination:
         return self._sessions.run(doing, lambda spark: self._applier.promote(spark, changes))
 
     def cancel(self) -> None:
-        """Interrupt every job of this object, from any thread; its calls raise until ``startup`` is called again."""
+        """Interrupt every call that runs now, from any thread: it raises. Later calls are taken."""
         self._sessions.cancel()
 
     def _table(self, schema: TableSchema) -> LakeTable:

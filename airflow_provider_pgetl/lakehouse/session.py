@@ -63,7 +63,7 @@ class Sessions:
         self._lock = threading.Lock()
         self._idle: list[SparkSession] = []
         self._lent: set[SparkSession] = set()
-        self._cancelled = False
+        self._ended: set[SparkSession] = set()
         self._closed = False
 
     def run(self, doing: str, work: Callable[[SparkSession], T]) -> T:
@@ -79,13 +79,13 @@ class Sessions:
     @contextlib.contextmanager
     def lend(self, doing: str) -> Iterator[SparkSession]:
         """Lend a session to this thread; Spark's errors come out as ours."""
-        self._refuse(doing)
         spark = self._take(doing)
         try:
             yield spark
         except (PySparkException, grpc.RpcError) as error:
+            if spark in self._ended:
+                raise DestinationError(f"cancelled while {doing}", hint="It was asked to stop.") from error
             failure = translate(error, doing)
-            self._refuse(doing, error)
             if isinstance(failure, DestinationUnreachable):
                 self._drop(spark)
             raise failure from error
@@ -93,38 +93,35 @@ class Sessions:
             self._give_back(spark)
 
     def cancel(self) -> None:
-        """Interrupt everything that runs in our sessions; from now on every call raises, until ``reopen``."""
+        """Interrupt every call that has a session now: it raises. Later calls get new sessions."""
         with self._lock:
-            self._cancelled = True
-            running = list(self._lent)
+            running = self._lent - self._ended
+            self._ended |= running
         for spark in running:
             with contextlib.suppress(PySparkException, grpc.RpcError):
                 spark.interruptTag(self.tag)
+            # A call may be between two statements: without its session the next one fails.
+            with contextlib.suppress(PySparkException, grpc.RpcError):
+                spark.client.release_session()
 
     def reopen(self) -> None:
-        """Take calls again."""
+        """Take calls again after ``close``."""
         with self._lock:
-            self._cancelled = self._closed = False
+            self._closed = False
 
     def close(self) -> None:
-        """Stop every session. One that is still lent is interrupted, and stopped when it comes back."""
+        """Stop every session; one that is lent is interrupted, and stopped when it comes back."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-            running = list(self._lent)
-        for spark in running:
-            with contextlib.suppress(PySparkException, grpc.RpcError):
-                spark.interruptTag(self.tag)
+        self.cancel()
         for spark in idle:
             spark.stop()
 
-    def _refuse(self, doing: str, cause: BaseException | None = None) -> None:
-        if self._cancelled or self._closed:
-            state = "cancelled" if self._cancelled else "shut down"
-            raise DestinationError(f"{state} while {doing}", hint="It was asked to stop; start it again.") from cause
-
     def _take(self, doing: str) -> SparkSession:
         with self._lock:
+            if self._closed:
+                raise DestinationError(f"shut down while {doing}", hint="It was asked to stop.")
             spark = self._idle.pop() if self._idle else None
         if spark is None:
             spark = self._open(doing)
@@ -137,11 +134,12 @@ class Sessions:
     def _give_back(self, spark: SparkSession) -> None:
         with self._lock:
             self._lent.discard(spark)
-            keep = not self._closed and not spark.is_stopped
+            keep = not (self._closed or spark in self._ended or spark.is_stopped)
+            self._ended.discard(spark)
             if keep:
                 self._idle.append(spark)
         if not keep:
-            spark.stop()
+            _abandon(spark)
 
     def _drop(self, spark: SparkSession) -> None:
         """Stop the session and the idle ones too: they talk to the same server."""
