@@ -137,6 +137,9 @@ class LocalAirflow:
             "SCHEDULER__ENABLE_HEALTH_CHECK": "True",
             "SCHEDULER__SCHEDULER_HEALTH_CHECK_SERVER_HOST": HOST,
             "SCHEDULER__SCHEDULER_HEALTH_CHECK_SERVER_PORT": str(self.ports.scheduler_health),
+            # One of each runs here, so a missing heartbeat means a dead process: be quick to take over its work.
+            "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
+            "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "15",
             "LOGGING__WORKER_LOG_SERVER_PORT": str(self.ports.worker_logs),
             "LOGGING__TRIGGER_LOG_SERVER_PORT": str(self.ports.trigger_logs),
             "USAGE_DATA_COLLECTION__ENABLED": "False",

@@ -240,7 +240,8 @@ class Demo:
             healthy=one.is_healthy,
             log=log,
             stop_rank=RANK[name],
-            stop_timeout=30,
+            # The scheduler would wait for running tasks, which may take hours; Airflow retries what was killed.
+            stop_timeout=10 if name == "scheduler" else 30,
         )
 
     def _load_component(self, airflow: LocalAirflow) -> Component:
