@@ -63,6 +63,17 @@ class Decoded:
 
 
 @dataclass(frozen=True, slots=True)
+class Described:
+    """A Relation message and the transaction that brought it."""
+
+    relation: Relation
+    lsn: Lsn
+
+
+Spans = dict[int, list[tuple[int, Described]]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """Where each message stands: its transaction's commit LSN and time, its ordinal there."""
 
@@ -76,8 +87,8 @@ class Decoder:
 
     def __init__(self, resolve: Resolve) -> None:
         self._resolve = resolve
-        self._schemas: dict[int, TableSchema] = {}
-        self._relations: dict[int, Relation] = {}
+        self._relations: dict[int, Described] = {}
+        self._schemas: dict[int, tuple[Relation, TableSchema]] = {}
         # Of the transaction that an earlier batch left open: commit LSN, commit time, messages so far.
         self._open: tuple[int, int, int] | None = None
 
@@ -95,7 +106,7 @@ class Decoder:
         _check_kinds(frames)
         place = self._place(frames, decoded)
         spans = self._read_relations(frames, place)
-        for schema, rows in self._group(frames, place, spans):
+        for schema, rows in self._group(frames, spans):
             batch = decode_changes(
                 frames, schema, rows, place.commit_lsn[rows], place.ordinal[rows], place.committed_at[rows]
             )
@@ -153,25 +164,29 @@ class Decoder:
             else None
         )
 
-    def _read_relations(self, frames: Frames, place: _Place) -> dict[int, list[tuple[int, TableSchema]]]:
-        """For each table the schemas of this batch with the index from which they hold; most have one."""
-        spans: dict[int, list[tuple[int, TableSchema]]] = {
-            relation_id: [(0, schema)] for relation_id, schema in self._schemas.items()
-        }
+    def _read_relations(self, frames: Frames, place: _Place) -> Spans:
+        """For each table its descriptions with the index from which they hold; most have one."""
+        spans: Spans = {relation_id: [(0, known)] for relation_id, known in self._relations.items()}
         for index in np.flatnonzero(frames.kind == wire.RELATION):
             relation = read_relation(frames.body(int(index)))
-            if self._relations.get(relation.relation_id) == relation:
+            known = self._relations.get(relation.relation_id)
+            if known is not None and known.relation == relation:
                 continue
-            schema = self._resolve(relation, Lsn(place.commit_lsn[index]))
-            self._relations[relation.relation_id] = relation
-            if self._schemas.get(relation.relation_id) != schema:
-                spans.setdefault(relation.relation_id, []).append((int(index), schema))
-                self._schemas[relation.relation_id] = schema
+            described = Described(relation, Lsn(place.commit_lsn[index]))
+            spans.setdefault(relation.relation_id, []).append((int(index), described))
+            self._relations[relation.relation_id] = described
         return spans
 
-    def _group(
-        self, frames: Frames, place: _Place, spans: dict[int, list[tuple[int, TableSchema]]]
-    ) -> Iterator[tuple[TableSchema, Positions]]:
+    def _schema(self, described: Described) -> TableSchema:
+        """Resolved when a change needs it: with publish_via_partition_root Postgres also describes the leaves,
+        which nothing ever refers to."""
+        relation = described.relation
+        known = self._schemas.get(relation.relation_id)
+        if known is None or known[0] != relation:
+            known = self._schemas[relation.relation_id] = (relation, self._resolve(relation, described.lsn))
+        return known[1]
+
+    def _group(self, frames: Frames, spans: Spans) -> Iterator[tuple[TableSchema, Positions]]:
         rows = np.flatnonzero(np.isin(frames.kind, (wire.INSERT, wire.UPDATE, wire.DELETE)))
         if not len(rows):
             return
@@ -182,17 +197,18 @@ class Decoder:
         edges = np.flatnonzero(np.diff(relation)) + 1
         for part in np.split(rows, edges):
             relation_id = int(np.uint32(frames.i32[frames.start[part[0]] + BODY].astype(np.uint32)))
-            yield from _by_schema(frames, part, spans.get(relation_id))
+            for described, rows_of in _by_description(frames, part, spans.get(relation_id)):
+                yield self._schema(described), rows_of
 
     def _truncate(
         self,
         frames: Frames,
         place: _Place,
         index: int,
-        spans: dict[int, list[tuple[int, TableSchema]]],
+        spans: Spans,
     ) -> Iterator[TableChanges]:
         for relation_id in read_truncate(frames.body(index)).relation_ids:
-            schema = _schema_at(frames, index, spans.get(relation_id))
+            schema = self._schema(_description_at(frames, index, spans.get(relation_id)))
             yield TableChanges(
                 schema,
                 truncate_change(
@@ -210,21 +226,21 @@ def _check_kinds(frames: Frames) -> None:
         frames.fail(int(known.argmin()), "a message of an unknown kind")
 
 
-def _by_schema(
-    frames: Frames, rows: Positions, versions: list[tuple[int, TableSchema]] | None
-) -> Iterator[tuple[TableSchema, Positions]]:
-    """Split a table's rows where its schema changes inside the batch."""
-    _schema_at(frames, int(rows[0]), versions)
+def _by_description(
+    frames: Frames, rows: Positions, versions: list[tuple[int, Described]] | None
+) -> Iterator[tuple[Described, Positions]]:
+    """Split a table's rows where its description changes inside the batch."""
+    _description_at(frames, int(rows[0]), versions)
     assert versions is not None
     bounds = np.searchsorted(rows, [at for at, _ in versions[1:]])
-    for (_, schema), part in zip(versions, np.split(rows, bounds), strict=True):
+    for (_, described), part in zip(versions, np.split(rows, bounds), strict=True):
         if len(part):
-            yield schema, part
+            yield described, part
 
 
-def _schema_at(frames: Frames, index: int, versions: list[tuple[int, TableSchema]] | None) -> TableSchema:
-    for at, schema in reversed(versions or []):
+def _description_at(frames: Frames, index: int, versions: list[tuple[int, Described]] | None) -> Described:
+    for at, described in reversed(versions or []):
         if at <= index:
-            return schema
+            return described
     kind = chr(frames.kind[index])
     raise DecodeError(f"a change of a relation that was never described (kind {kind!r})", kind=kind)
