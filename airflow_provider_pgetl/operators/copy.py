@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgetl.replication.store.base import Store
     from airflow_provider_pgetl.replication.table_copy import CopyProgress, CopyResult
 
-# Each update is a call to the API server.
+# Each update of the XCom is a call to the API server; the log is for what changed, and a sign of life now and then.
 PROGRESS_EVERY_S = 5.0
+LOG_EVERY_S = 30.0
 READY_TIMEOUT_S = 3600.0
 
 _WITH_THE_APPLIER = frozenset({StateKind.SYNC_WAIT, StateKind.CATCHUP, StateKind.SYNC_DONE})
@@ -102,6 +103,7 @@ class PgInitialCopyOperator(PgEtlOperator):
         self.ready_timeout = ready_timeout
         self._destination: FileDestination | None = None
         self._next_progress = 0.0
+        self._logged = (-1, 0.0)  # partitions, when
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Copy, unless there is nothing to copy."""
@@ -174,10 +176,15 @@ class PgInitialCopyOperator(PgEtlOperator):
 
     def _report(self, context: Context, progress: CopyProgress) -> None:
         finished = progress.partitions_done == progress.partitions_total
-        if not finished and time.monotonic() < self._next_progress:
+        now = time.monotonic()
+        if not finished and now < self._next_progress:
             return
-        self._next_progress = time.monotonic() + PROGRESS_EVERY_S
-        rate = progress.rows / progress.seconds if progress.seconds else 0.0
+        self._next_progress = now + PROGRESS_EVERY_S
+        context["ti"].xcom_push(key="progress", value=_as_primitives(progress))
+        partitions, at = self._logged
+        if partitions == progress.partitions_done and now - at < LOG_EVERY_S:
+            return
+        self._logged = (progress.partitions_done, now)
         self.log.info(
             "%s: %d of %d partitions, %d rows, %.1f MB, %.0f rows/s, %s",
             self.table,
@@ -185,19 +192,9 @@ class PgInitialCopyOperator(PgEtlOperator):
             progress.partitions_total,
             progress.rows,
             progress.bytes / 1e6,
-            rate,
+            _rate(progress),
             "done" if finished else "no estimate yet" if progress.eta_s is None else f"{progress.eta_s:.0f} s to go",
         )
-        value = {
-            "partitions_done": progress.partitions_done,
-            "partitions_total": progress.partitions_total,
-            "rows": progress.rows,
-            "bytes": progress.bytes,
-            "rows_per_second": round(rate, 1),
-            "seconds": round(progress.seconds, 1),
-            "eta_s": None if progress.eta_s is None else round(progress.eta_s, 1),
-        }
-        context["ti"].xcom_push(key="progress", value=value)
 
     def _summary(self, store: Store, record: TableRecord, figures: dict[str, Any]) -> dict[str, Any]:
         stored = store.table(record.pipeline, record.relation_id) or record
@@ -208,6 +205,22 @@ class PgInitialCopyOperator(PgEtlOperator):
             "rows": stored.copied_rows,
             **figures,
         }
+
+
+def _rate(progress: CopyProgress) -> float:
+    return progress.rows / progress.seconds if progress.seconds else 0.0
+
+
+def _as_primitives(progress: CopyProgress) -> dict[str, Any]:
+    return {
+        "partitions_done": progress.partitions_done,
+        "partitions_total": progress.partitions_total,
+        "rows": progress.rows,
+        "bytes": progress.bytes,
+        "rows_per_second": round(_rate(progress), 1),
+        "seconds": round(progress.seconds, 1),
+        "eta_s": None if progress.eta_s is None else round(progress.eta_s, 1),
+    }
 
 
 def is_first_try(context: Context) -> bool:
