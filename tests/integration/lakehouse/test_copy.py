@@ -135,7 +135,7 @@ def test_a_copied_table_holds_what_the_source_holds(lake: Lake, source: Source, 
         bytearray(value) if isinstance(value, bytes) else value for value in there[0]
     )
     assert (row["_pgetl_lsn"], row["_pgetl_ordinal"], row["_pgetl_overflow"]) == (int(plan.lsn) - 1, 0, None)
-    sums = f"select count(*), sum(id), sum(qty), sum(price), count(distinct note) from {{}}"
+    sums = "select count(*), sum(id), sum(qty), sum(price), count(distinct note) from {}"
     assert (
         tuple(lake.spark.sql(sums.format(name)).collect()[0]) == source.execute(sums.format(f"shop.{source.name}"))[0]
     )
