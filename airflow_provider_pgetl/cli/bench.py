@@ -1,4 +1,9 @@
-"""Run the benchmarks in tests/benchmarks. Each ends with one line of JSON: name, figures, ratio."""
+"""Run the benchmarks in tests/benchmarks. Each ends with one line of JSON: name, figures, ratio.
+
+All other arguments go to the benchmark, for example:
+
+  pgetl bench stream --rounds 3
+"""
 
 from __future__ import annotations
 
@@ -12,13 +17,13 @@ from airflow_provider_pgetl.local.errors import CheckFailed
 from airflow_provider_pgetl.local.places import project_root
 
 HELP = "run the benchmarks"
+TAKES_REST = True
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("name", nargs="?", help="one benchmark (default: all)")
     parser.add_argument("--list", action="store_true", help="only print their names")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments for the benchmark")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     chosen = [options.name] if options.name else list(known)
     if not chosen:
         raise CheckFailed("there are no benchmarks in tests/benchmarks")
-    failed = [name for name in chosen if not run_one(known[name], options.arguments)]
+    failed = [name for name in chosen if not run_one(known[name], options.rest)]
     for name in failed:
         print(f"pgetl: benchmark {name} failed", file=sys.stderr)
     return 1 if failed else 0

@@ -1,4 +1,7 @@
-"""The `pgetl` command. Each command is a module here with HELP, `configure(parser)` and `run(options)`."""
+"""The `pgetl` command. Each command is a module here with HELP, `configure(parser)` and `run(options)`.
+
+A command with TAKES_REST gets the arguments that it does not know itself as `options.rest`, in their order.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ COMMANDS = ("demo", "status", "check", "query", "test", "bench")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 well, 1 not well, 2 could not begin."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options, options.rest = parser.parse_known_args(arguments)
+    if options.rest and not options.takes_rest:
+        parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
     try:
         return int(options.run(options))
     except CheckFailed as problem:
@@ -48,9 +53,10 @@ def _parser() -> argparse.ArgumentParser:
             help=module.HELP,
             description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
         module.configure(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, takes_rest=getattr(module, "TAKES_REST", False))
     return parser
 
 

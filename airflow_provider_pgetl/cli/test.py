@@ -1,6 +1,6 @@
 """Run all checks of the project: ruff, mypy, and pytest with real servers that the tests start themselves.
 
-Arguments after the options go to pytest, for example:
+All other arguments go to pytest, for example:
 
   pgetl test tests/unit
   pgetl test -k restart -x
@@ -21,12 +21,12 @@ from airflow_provider_pgetl.local.errors import CheckFailed
 from airflow_provider_pgetl.local.places import pgetl_home, project_root
 
 HELP = "run ruff, mypy and all tests"
+TAKES_REST = True
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--no-lint", action="store_true", help="only the tests, without ruff and mypy")
-    parser.add_argument("pytest", nargs=argparse.REMAINDER, metavar="...", help="arguments for pytest")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     report.unlink(missing_ok=True)
     lint = [] if options.no_lint else [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]]
     failed = [" ".join(step) for step in lint if not _step(step)]
-    if not _step(["pytest", f"--junit-xml={report}", *options.pytest]):
+    if not _step(["pytest", f"--junit-xml={report}", *options.rest]):
         failed.append("pytest")
     failed += missing_tests(report)
     print(f"pgetl: failed: {', '.join(failed)}" if failed else "pgetl: all checks passed", flush=True)

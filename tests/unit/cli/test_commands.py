@@ -18,6 +18,20 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert f"usage: pgetl {command}" in capsys.readouterr().out
 
 
+def test_what_a_command_does_not_know_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--nonsense"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --nonsense" in capsys.readouterr().err
+
+
+def test_the_test_command_passes_the_rest_on_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(test_command, "run", lambda options: seen.append(options.rest) or 0)
+    assert main(["test", "--no-lint", "-k", "restart", "-x", "tests/unit"]) == 0
+    assert seen == [["-k", "restart", "-x", "tests/unit"]]
+
+
 def test_query_without_a_demo_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["query", "--home", str(tmp_path), "select 1"]) == 1
     assert capsys.readouterr().err.startswith("pgetl: no demo runs in")
