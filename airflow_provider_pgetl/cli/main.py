@@ -21,9 +21,10 @@ COMMANDS = ("demo", "status", "check", "query", "test", "bench")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 well, 1 not well, 2 could not begin."""
     parser = _parser()
-    options, options.rest = parser.parse_known_args(arguments)
-    if options.rest and not options.takes_rest:
-        parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
+    options, rest = parser.parse_known_args(arguments)
+    options.rest = rest
+    if rest and not options.takes_rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(options.run(options))
     except CheckFailed as problem:
