@@ -20,6 +20,7 @@ from types import FrameType
 from airflow_provider_pgetl.local import process
 from airflow_provider_pgetl.local.errors import StartFailed
 
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL = 0.1
 SAY_EVERY = 10.0
 FIRST_PAUSE = 1.0
@@ -75,7 +76,7 @@ class Supervisor:
 
     def handle_signals(self) -> None:
         """Let SIGINT and SIGTERM (and a closed terminal) ask for an orderly end."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in HANDLED:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

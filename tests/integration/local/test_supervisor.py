@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from airflow_provider_pgetl.local import process
 from airflow_provider_pgetl.local.errors import StartFailed
-from airflow_provider_pgetl.local.supervisor import Component, Supervisor
+from airflow_provider_pgetl.local.supervisor import HANDLED, Component, Supervisor
 
 # Notes its start and its end; with a child of its own when asked, in a session of its own (as daemons are).
 TOY = """
@@ -132,6 +133,24 @@ def test_stubborn_component_is_killed(toys: Toys, supervisor: Supervisor) -> Non
     supervisor.stop_all()
     assert not psutil.pid_exists(pid)
     assert "stubborn did not end by itself; killing it" in said
+
+
+def test_second_signal_skips_the_grace(toys: Toys, supervisor: Supervisor) -> None:
+    stubborn = TOY.replace("signal.signal(signal.SIGTERM, end)", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    supervisor.start(toys.component("stubborn", 1, program=stubborn))
+    pid = supervisor.pids()["stubborn"]
+    before = [signal.getsignal(number) for number in HANDLED]
+    try:
+        supervisor.handle_signals()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        begun = time.monotonic()
+        supervisor.stop_all()
+    finally:
+        for number, handler in zip(HANDLED, before, strict=True):
+            signal.signal(number, handler)
+    assert time.monotonic() - begun < 4  # its grace is 5 s
+    assert not psutil.pid_exists(pid)
 
 
 def test_component_that_ends_at_once_is_a_failed_start(toys: Toys, supervisor: Supervisor) -> None:
