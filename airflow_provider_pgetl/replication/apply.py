@@ -137,8 +137,10 @@ class Applier:
             return self._catch_up(record, target)
         if record.state.kind is StateKind.SYNC_DONE:
             record = self._store.move(record, READY, by=_BY)
-        self._trust_marker(record)
-        record = self._store.table(record.pipeline, record.relation_id) or record
+        return self._follow(self._trust_marker(record), target)
+
+    def _follow(self, record: TableRecord, target: Lsn) -> TableRecord | None:
+        """Bring a ready table to ``target``; None if nothing of it changed."""
         if record.applied_lsn is None:
             raise DestinationError(f"{record.table} is ready, but nobody knows at which LSN", hint="Resync the table.")
         changes = self._changes(record, record.applied_lsn, target)
@@ -158,15 +160,17 @@ class Applier:
         marker = self._destination.marker(changes.schema)
         if marker is not None and marker.generation == record.generation and marker.lsn >= snapshot:
             # An earlier attempt made it visible and did not live to say so.
-            target, applied = marker.lsn, Applied(marker.snapshot_id)
+            reached, applied = marker.lsn, Applied(marker.snapshot_id)
         else:
-            applied = self._destination.promote(changes)
+            reached, applied = target, self._destination.promote(changes)
         hit("catchup.promoted")
-        record = self._record(record, target, applied)
-        record = self._store.move(record, TableState(StateKind.SYNC_DONE, lsn=target), by=_BY)
+        record = self._record(record, reached, applied)
+        record = self._store.move(record, TableState(StateKind.SYNC_DONE, lsn=reached), by=_BY)
         self._seen.add((record.relation_id, record.generation))
-        log.info("%s is equal to the source at %s", record.table, target)
-        return self._store.move(record, READY, by=_BY)
+        log.info("%s is equal to the source at %s", record.table, reached)
+        record = self._store.move(record, READY, by=_BY)
+        # A cut is one LSN over all tables: what an earlier attempt left behind comes along now.
+        return self._follow(record, target) or record
 
     def _snapshot_lsn(self, record: TableRecord) -> Lsn:
         """S of this generation's copy: the state of ``sync_wait``, which the history remembers."""
@@ -175,10 +179,10 @@ class Applier:
                 return state.lsn
         raise DestinationError(f"{record.table} has no snapshot LSN", hint="Resync the table.")
 
-    def _trust_marker(self, record: TableRecord) -> None:
+    def _trust_marker(self, record: TableRecord) -> TableRecord:
         """On first sight: what the lake's table says of itself wins over the store."""
         if (record.relation_id, record.generation) in self._seen:
-            return
+            return record
         marker = self._destination.marker(self._schema(record))
         if marker is None or marker.generation != record.generation:
             raise DestinationError(
@@ -189,13 +193,14 @@ class Applier:
             raise Overtaken(f"the lake's table of {record.table} was written by a newer epoch")
         stored = record.applied_lsn or ZERO
         if marker.lsn > stored:
-            self._store.applied(self._lease, record, marker.lsn, marker.snapshot_id)
+            record = self._store.applied(self._lease, record, marker.lsn, marker.snapshot_id)
         elif marker.lsn < stored and self._store.files(record.pipeline, record.relation_id, marker.lsn, stored):
             raise DestinationError(
                 f"the lake's table of {record.table} is behind what was applied to it",
                 hint="It was rolled back: resync the table.",
             )
         self._seen.add((record.relation_id, record.generation))
+        return record
 
     def _schema(self, record: TableRecord) -> TableSchema:
         version = record.schema_version or 1

@@ -99,7 +99,8 @@ class Pipeline:
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         await self.shutdown()
         for task in done:
-            task.result()
+            if not task.cancelled():
+                task.result()
 
     async def shutdown(self) -> None:
         """Stop everything and give the lease back; idempotent, goes on if the caller is cancelled."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -11,41 +10,20 @@ import pytest
 from airflow_provider_pgetl.replication import failpoints
 from airflow_provider_pgetl.replication.config import BatchConfig
 from airflow_provider_pgetl.replication.errors import Overtaken, SlotError
-from airflow_provider_pgetl.replication.schema import TableSchema
 from airflow_provider_pgetl.replication.source import slots
 from airflow_provider_pgetl.replication.source.connection import connect
 from tests.integration.replication.conftest import Source
+from tests.integration.replication.lake import Rows, replay
 
 TABLE = "create table t (id int primary key, name text, amount numeric(12,2), at timestamptz, big text)"
-
-
-def replay(changes: list[dict[str, Any]], schema: TableSchema) -> dict[Any, dict[str, Any]]:
-    """The oracle: apply changes one by one to a dict by key."""
-    table: dict[Any, dict[str, Any]] = {}
-    names = [column.name for column in schema.columns]
-    keys = [column.name for column in schema.key]
-    for change in changes:
-        key = tuple(change[name] for name in keys)
-        if change["_op"] == "t":
-            table.clear()
-            continue
-        if change["_op"] == "d":
-            del table[key]
-            continue
-        old_key = tuple(change["_old"][name] for name in keys) if change["_old"] else key
-        before = table.pop(old_key, {})
-        row = {name: change[name] for name in names}
-        for name in change["_unchanged"] or []:
-            row[name] = before[name]
-        table[key] = row
-    return table
 
 
 def assert_equal_to_source(source: Source, name: str = "public.t") -> None:
     record = next(r for r in source.store.tables(source.config.name) if str(r.table) == name)
     schema = source.store.latest_schema(source.config.name, record.relation_id)
     assert schema is not None
-    found = replay(source.changes(record), schema)
+    found: Rows = {}
+    replay(found, source.changes(record), schema)
     columns = ", ".join(f'"{column.name}"' for column in schema.columns)
     wanted = source.rows(f"select {columns} from {name}")
     by_key = {tuple(row[schema.columns.index(column)] for column in schema.key): row for row in wanted}
