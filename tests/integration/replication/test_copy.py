@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_pgetl.replication.batch import change_schema, row_schema
 from airflow_provider_pgetl.replication.config import PipelineConfig
 from airflow_provider_pgetl.replication.destinations.base import Partition
-from airflow_provider_pgetl.replication.errors import NotSupported, SnapshotLost, SourceError
+from airflow_provider_pgetl.replication.errors import SnapshotLost, SourceError
 from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.source import catalog, partitions
 from airflow_provider_pgetl.replication.source.connection import connect
@@ -197,15 +197,15 @@ def test_the_snapshot_keeps_no_slot(source: Source) -> None:
     [
         ((), SourceError, "no publication"),
         (("create publication pub",), SourceError, "no tables"),
-        (("create table t (i int)", "create publication pub for table t"), NotSupported, "has no key"),
-        (("create table t ()", "create publication pub for table t"), NotSupported, "no columns"),
+        (("create table t (i int)", "create publication pub for table t"), SourceError, "has no key"),
+        (("create table t ()", "create publication pub for table t"), SourceError, "no columns"),
         (
             (
                 "create table t (i int primary key)",
                 "alter table t replica identity nothing",
                 "create publication pub for table t",
             ),
-            NotSupported,
+            SourceError,
             "REPLICA IDENTITY NOTHING",
         ),
     ],
