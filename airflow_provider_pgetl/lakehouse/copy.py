@@ -37,9 +37,20 @@ def begin(spark: SparkSession, table: LakeTable, plan: CopyPlan) -> None:
         if found:
             iceberg.drop_branch(spark, table, name)
     branch, visible = copy_branch(plan.generation), refs.get(iceberg.MAIN)
+    _refuse_known(table, plan, visible)
     iceberg.create_branch(spark, table, branch, visible.snapshot_id if visible else None)
     if visible:
         iceberg.delete_all(spark, table, branch)
+
+
+def _refuse_known(table: LakeTable, plan: CopyPlan, visible: iceberg.Ref | None) -> None:
+    """A generation is new when it begins: one that the lake has seen comes from a state that was lost."""
+    marker = visible.marker if visible else None
+    if marker is not None and marker.generation >= plan.generation:
+        raise DestinationError(
+            f"{table} holds generation {marker.generation} already, and generation {plan.generation} is to be copied",
+            hint="The state of the pipeline was reset: drop the lake's table, then resync.",
+        )
 
 
 def bring(

@@ -284,6 +284,14 @@ def test_an_older_generation_is_refused(source: Source, copier: LakeDestination)
         copier.begin_copy(replace(plan, generation=1))
 
 
+def test_a_generation_that_the_lake_has_seen_is_refused(source: Source, copier: LakeDestination) -> None:
+    plan = source.plan()
+    copy(copier, plan)
+    copier.promote(nothing(plan))
+    with pytest.raises(DestinationError, match="generation 1 already"):
+        copier.begin_copy(plan)
+
+
 def test_begin_drops_what_an_earlier_generation_left(lake: Lake, source: Source, copier: LakeDestination) -> None:
     source.fill(10)
     copy(copier, source.plan(generation=1))
