@@ -40,7 +40,6 @@ SETTINGS = {
     "spark.sql.parquet.mergeSchema": "false",
     # Above this many paths Spark lists them by a job of its own.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     # Chains of key changes are walked by recursion.
     "spark.sql.cteRecursionLevelLimit": "10000",
     "spark.sql.cteRecursionRowLimit": "-1",
