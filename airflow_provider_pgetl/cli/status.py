@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from airflow_provider_pgetl.cli.options import add_home
 from airflow_provider_pgetl.local.errors import LocalStackError
-from airflow_provider_pgetl.local.places import pgetl_home
 from airflow_provider_pgetl.local.stack import running_stack
 from airflow_provider_pgetl.replication.errors import PgEtlError
 from airflow_provider_pgetl.replication.lsn import Lsn
@@ -21,12 +21,13 @@ HELP = "show the tables of the running demo"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
+    add_home(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print; 0 if every table is ready, else 1."""
-    stack = running_stack(pgetl_home())
+    stack = running_stack(options.home)
     store = PostgresStore(stack.state_conninfo)
     try:
         pipelines = [describe(store, pipeline, _now(stack.source_conninfo)) for pipeline in store.pipelines()]

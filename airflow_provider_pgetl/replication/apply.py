@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -34,6 +33,7 @@ from airflow_provider_pgetl.replication.schema import TableSchema
 from airflow_provider_pgetl.replication.spool.segments import Spool
 from airflow_provider_pgetl.replication.state import READY, StateKind, TableState
 from airflow_provider_pgetl.replication.store.base import Store
+from airflow_provider_pgetl.replication.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -70,26 +70,33 @@ class Applier:
         self._spool = Spool(config.spool_root, config.name, lease.epoch)
         self._seen: set[tuple[int, int]] = set()
         self._attempts: dict[int, int] = {}
+        self._stop = threading.Event()
         self._cut_at = 0.0
         self._swept_at = time.monotonic()
-        self._pool = ThreadPoolExecutor(config.max_parallel_applies, thread_name_prefix="pgetl-apply")
+        self._pool = Threads(config.max_parallel_applies, thread_name_prefix="pgetl-apply")
         self.stats = ApplyStats()
 
     def run(self, stop: threading.Event) -> None:
         """Cycle until ``stop``; an unreachable lake or store is waited for, an overtaken lease ends it."""
-        failures = 0
+        # What was interrupted by a stop is nobody's error; the next owner does it again.
+        self._stop = stop
+        failures, started_up = 0, False
         try:
             while not stop.is_set():
                 started = time.monotonic()
                 try:
+                    if not started_up:
+                        self._destination.startup()
+                        started_up = True
                     self.cycle()
                     failures, self.stats.waiting_for = 0, None
                 except Overtaken:
                     raise
-                except (DestinationUnreachable, StoreError) as error:
+                except PgEtlError as error:
+                    # Of the lake or the store as a whole: the stream goes on spooling meanwhile.
                     failures += 1
                     self.stats.waiting_for = error.message
-                    log.warning("applying waits: %s", error.message)
+                    log.warning("applying waits: %s", error)
                     stop.wait(min(_BACKOFF_S[1], _BACKOFF_S[0] * 2**failures))
                 rest = self._config.apply_interval_ms / 1000 - (time.monotonic() - started)
                 stop.wait(max(0.0, rest))
@@ -109,7 +116,9 @@ class Applier:
         self._retry_errored(records)
         work = [record for record in records if record.state.applying]
         moved = [record for record in self._pool.map(lambda record: self._bring(record, target), work) if record]
-        self._cut(target, records, moved)
+        if self._stop.is_set():
+            return None
+        self._cut(target, moved)
         self._sweep()
         if moved:
             self.stats.cycle_seconds = time.monotonic() - started
@@ -120,10 +129,16 @@ class Applier:
         """Bring one table to ``target``; its errors are its own, unless the lake or the store is gone."""
         try:
             moved = self._step(record, target)
+        except Overtaken:
+            if self._is_current(record):
+                raise
+            log.info("%s has a new generation, the old one is left alone", record.table)
+            return None
         except (DestinationUnreachable, StoreError):
             raise
         except PgEtlError as error:
-            self._fail(record, error)
+            if not self._stop.is_set():
+                self._fail(record, error)
             return None
         except Exception as error:
             log.exception("applying to %s failed", record.table)
@@ -131,6 +146,11 @@ class Applier:
             return None
         self._attempts.pop(record.relation_id, None)
         return moved
+
+    def _is_current(self, record: TableRecord) -> bool:
+        """Whether a resync has not begun meanwhile."""
+        current = self._store.table(record.pipeline, record.relation_id)
+        return current is not None and current.generation == record.generation
 
     def _step(self, record: TableRecord, target: Lsn) -> TableRecord | None:
         if record.state.kind in (StateKind.SYNC_WAIT, StateKind.CATCHUP):
@@ -260,7 +280,7 @@ class Applier:
                 return state
         return None
 
-    def _cut(self, target: Lsn, before: Sequence[TableRecord], moved: Sequence[TableRecord]) -> None:
+    def _cut(self, target: Lsn, moved: Sequence[TableRecord]) -> None:
         """Record the cut when something moved, when somebody waits for it, or now and then."""
         wanted = self._commands.wants(target)
         quiet = time.monotonic() - self._cut_at >= _QUIET_CUT_S and target > self.stats.applied_lsn

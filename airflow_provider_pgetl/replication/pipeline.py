@@ -12,7 +12,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from airflow_provider_pgetl.replication.errors import Overtaken, PgEtlError, Sto
 from airflow_provider_pgetl.replication.progress import Lease
 from airflow_provider_pgetl.replication.store.base import Store
 from airflow_provider_pgetl.replication.stream import StreamPath
+from airflow_provider_pgetl.replication.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ T = TypeVar("T")
 _LEASE = "stream"
 _LEASE_POLL_S = 1.0
 _SAMPLE_S = 5.0
+_GRACE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Pipeline:
         self._lease: Lease | None = None
         self._stream: StreamPath | None = None
         self._applier: Applier | None = None
-        self._threads = ThreadPoolExecutor(5, thread_name_prefix=f"pgetl-{config.name}")
+        self._threads = Threads(5, thread_name_prefix=f"pgetl-{config.name}")
         self._tasks: list[asyncio.Future[None]] = []
         self._closing: asyncio.Task[None] | None = None
 
@@ -81,7 +82,6 @@ class Pipeline:
         """Take the lease and begin."""
         self._lease = await self._take_lease()
         log.info("%s runs with epoch %d", self._config.name, self._lease.epoch)
-        await self._in_thread(self._destination.startup)
         self._stream = StreamPath(self._config, self._source, self._store, self._lease)
         self._applier = Applier(self._config, self._store, self._destination, self._lease)
         loop = asyncio.get_running_loop()
@@ -173,6 +173,11 @@ class Pipeline:
         threads, helpers = self._tasks[:2], self._tasks[2:]
         for helper in helpers:
             helper.cancel()
+        if threads:
+            # A merge in flight may end by itself; one that takes long is interrupted, its replay is safe.
+            _, running = await asyncio.wait(threads, timeout=_GRACE_S)
+            if running:
+                await self._in_thread(self._destination.cancel)
         await asyncio.gather(*threads, *helpers, return_exceptions=True)
         with contextlib.suppress(PgEtlError):
             await self._in_thread(self._destination.shutdown)

@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
@@ -39,6 +39,7 @@ from airflow_provider_pgetl.replication.source.connection import connect
 from airflow_provider_pgetl.replication.source.stream import Read, ReplicationStream
 from airflow_provider_pgetl.replication.spool.segments import Spool
 from airflow_provider_pgetl.replication.store.base import Store
+from airflow_provider_pgetl.replication.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class StreamPath:
         log.info("streaming %s from %s, epoch %d", self._config.name, start, self._lease.epoch)
         self.stats.waiting_for = None
         try:
-            with ThreadPoolExecutor(1, thread_name_prefix="pgetl-spool") as writer:
+            with Threads(1, thread_name_prefix="pgetl-spool") as writer:
                 loop = _Loop(self._config, self._store, self._lease, self._spool, self.stats, stream, start, writer)
                 loop.decoder = Decoder(Relations(self._config, self._source, self._store).resolve)
                 loop.run(stop)
@@ -151,7 +152,7 @@ class _Loop:
         stats: StreamStats,
         stream: ReplicationStream,
         start: Lsn,
-        writer: ThreadPoolExecutor,
+        writer: Threads,
     ) -> None:
         self._config = config
         self._store = store

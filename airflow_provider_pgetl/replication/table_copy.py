@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -34,6 +34,7 @@ from airflow_provider_pgetl.replication.source.partitions import plan_partitions
 from airflow_provider_pgetl.replication.source.snapshot import SnapshotHolder, open_snapshot
 from airflow_provider_pgetl.replication.state import StateKind, TableState
 from airflow_provider_pgetl.replication.store.base import Store
+from airflow_provider_pgetl.replication.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class _Jobs:
     def run(self) -> int:
         """All rows that came in."""
         self._report()
-        with ThreadPoolExecutor(self._workers, thread_name_prefix="pgetl-copy") as pool:
+        with Threads(self._workers, thread_name_prefix="pgetl-copy") as pool:
             running = {pool.submit(self._copy, partition) for partition in self._plan.partitions}
             try:
                 while running:

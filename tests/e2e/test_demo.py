@@ -62,9 +62,9 @@ def test_a_change_arrives_and_can_be_queried(demo: RunningDemo) -> None:
     with psycopg.connect(demo.stack().source_conninfo, autocommit=True) as connection:
         row = connection.execute("select max(id) from products").fetchone()
         assert row is not None
-        connection.execute("update products set name = 'seen in the lake' where id = %s", row)
+        connection.execute("update products set title = 'seen in the lake' where id = %s", row)
     wait_for_fresh_cut(demo)
-    result = demo.pgetl("query", f"select name from public.products where id = {row[0]}")
+    result = demo.pgetl("query", f"select title from public.products where id = {row[0]}")
     assert result.returncode == 0, result.stderr
     assert "seen in the lake" in result.stdout
 

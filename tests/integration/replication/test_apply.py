@@ -307,3 +307,43 @@ def _write(source: Source) -> None:
             f"insert into a values ({1000 + number}, 'while copying')",
             f"update b set v = 'v{number}' where id = {number % 50 + 1}",
         )
+
+
+def test_a_resync_in_the_middle_of_an_apply_stops_nobody_else(scene: Scene) -> None:
+    for name in ("a", "b"):
+        scene.copy(name)
+    scene.cycle()
+    scene.source.execute("update a set v = 'x'", "update b set v = 'y'")
+    relation_id = scene.table("a").relation_id
+
+    def resync_once() -> None:
+        failpoints.disarm()
+        scene.store.new_generation(scene.name, relation_id, by="somebody")
+
+    failpoints.arm("apply.before_record", resync_once)
+    scene.source.spool_all()
+    scene.take_over()
+    object.__setattr__(scene.source.config, "max_parallel_applies", 1)
+    scene.applier.cycle()
+    assert scene.kind("a") is StateKind.INIT
+    scene.cycle()
+    scene.assert_equal("b")
+
+
+def test_a_lake_that_is_down_at_the_start_does_not_stop_the_spooling(scene: Scene) -> None:
+    def unreachable() -> None:
+        raise DestinationUnreachable("down")
+
+    scene.lake.startup = unreachable  # type: ignore[method-assign]
+    asyncio.run(_spool_without_a_lake(scene))
+
+
+async def _spool_without_a_lake(scene: Scene) -> None:
+    pipeline = Pipeline(scene.source.config, scene.source.conninfo, scene.store, scene.lake, owner="test")
+    await pipeline.start()
+    scene.source.execute("update a set v = 'spooled'")
+    await asyncio.to_thread(scene.source.wait_spooled, scene.source.lsn())
+    status = pipeline.status()
+    assert status is not None
+    assert status.waiting_for == "down"
+    await pipeline.shutdown()
