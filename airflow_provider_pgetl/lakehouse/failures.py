@@ -17,6 +17,7 @@ from airflow_provider_pgetl.lakehouse.fold import MISSING
 from airflow_provider_pgetl.replication import errors
 from airflow_provider_pgetl.replication.errors import (
     DestinationError,
+    DestinationFailed,
     DestinationUnreachable,
     PgEtlError,
     SpoolCorrupt,
@@ -68,7 +69,7 @@ def translate(error: BaseException, doing: str) -> PgEtlError:
         return _from_worker(str(error), doing)
     if isinstance(error, PySparkException):
         return _from_spark(error, doing)
-    return DestinationError(f"{type(error).__name__} while {doing}")
+    return DestinationFailed(f"{type(error).__name__} while {doing}")
 
 
 def _from_spark(error: PySparkException, doing: str) -> PgEtlError:
@@ -79,6 +80,8 @@ def _from_spark(error: PySparkException, doing: str) -> PgEtlError:
     if known is not None:
         kind, what, hint = known
         return kind(f"{what} while {doing}", hint=hint)
+    if not condition and not _ICEBERG.search(message):
+        return DestinationFailed(f"Spark failed while {doing}: {type(error).__name__}")
     hint = next((text for prefix, text in _HINTS.items() if condition.startswith(prefix)), None)
     return DestinationError(f"Spark refused while {doing}: {_safe(error, message, condition)}", hint=hint)
 

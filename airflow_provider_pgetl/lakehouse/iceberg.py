@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.connect.dataframe import DataFrame
 from pyspark.sql.connect.session import SparkSession
 
@@ -98,10 +98,20 @@ def branches(spark: SparkSession, table: LakeTable) -> dict[str, Ref] | None:
 
 def create_table(spark: SparkSession, table: LakeTable, schema: TableSchema) -> None:
     """Make the table, and its namespace; one that is there with the same columns is left as it is."""
-    spark.sql(f"create namespace if not exists {table.namespace}")
+    _create_namespace(spark, table)
     properties = ", ".join(f"{text(key)} = {text(value)}" for key, value in PROPERTIES.items())
     spark.sql(f"create table if not exists {table.sql} ({row_ddl(schema)}) using iceberg tblproperties ({properties})")
     check_columns(spark, table, schema)
+
+
+def _create_namespace(spark: SparkSession, table: LakeTable) -> None:
+    """Copies of several tables begin at once, and a JDBC catalog fails the second of two who make one namespace."""
+    statement = f"create namespace if not exists {table.namespace}"
+    try:
+        spark.sql(statement)
+    except PySparkException:
+        log.info("somebody else makes the namespace of %s, looking again", table)
+        spark.sql(statement)
 
 
 def check_columns(spark: SparkSession, table: LakeTable, schema: TableSchema) -> None:

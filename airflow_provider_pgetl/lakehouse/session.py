@@ -46,6 +46,18 @@ SETTINGS = {
 }
 
 
+class _Session(SparkSession):  # type: ignore[misc]
+    """A session that only ``stop`` ends.
+
+    Spark's own ``__del__`` shuts a thread pool down that all sessions share. The garbage collector may run it inside
+    that very pool's ``submit``, which then waits for itself while it holds the interpreter's lock on all pools: the
+    whole process stands still. We stop every session, so there is nothing left to do.
+    """
+
+    def __del__(self) -> None:
+        return
+
+
 class Sessions:
     """A pool of sessions to one server.
 
@@ -150,6 +162,7 @@ class Sessions:
     def _open(self, doing: str) -> SparkSession:
         _silence()
         spark = SparkSession.builder.remote(self.url).create()
+        spark.__class__ = _Session
         try:
             spark.client.set_retry_policies([DefaultPolicy(**RETRIES)])
             for key, value in self._settings().items():

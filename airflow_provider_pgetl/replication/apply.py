@@ -19,6 +19,7 @@ from airflow_provider_pgetl.replication.config import PipelineConfig
 from airflow_provider_pgetl.replication.destinations.base import Applied, Changes, FileDestination
 from airflow_provider_pgetl.replication.errors import (
     DestinationError,
+    DestinationFailed,
     DestinationUnreachable,
     NotSupported,
     Overtaken,
@@ -142,7 +143,7 @@ class Applier:
             return None
         except Exception as error:
             log.exception("applying to %s failed", record.table)
-            self._fail(record, DestinationError(f"an unexpected error: {type(error).__name__}"))
+            self._fail(record, DestinationFailed(f"an unexpected error: {type(error).__name__}"))
             return None
         self._attempts.pop(record.relation_id, None)
         return moved

@@ -66,11 +66,16 @@ def change_schema(schema: TableSchema) -> pa.Schema:
             pa.field("_ordinal", pa.int64(), nullable=False),
             pa.field("_committed_at", pa.timestamp("us", "UTC"), nullable=False),
             pa.field("_unchanged", UNCHANGED_TYPE),
-            pa.field("_old", pa.struct(column_fields(schema.identity_columns))),
+            pa.field("_old", pa.struct(old_fields(schema))),
             pa.field("_overflow", OVERFLOW_TYPE),
             *column_fields(schema.columns),
         ]
     )
+
+
+def old_fields(schema: TableSchema) -> list[pa.Field]:
+    """The fields of ``_old``; Parquet knows no empty struct, so a table without identity has one that is never set."""
+    return column_fields(schema.identity_columns) or [pa.field("_none", pa.bool_())]
 
 
 def row_schema(schema: TableSchema) -> pa.Schema:

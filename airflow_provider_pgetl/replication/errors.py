@@ -13,7 +13,8 @@
     │   ├── Overtaken             a newer epoch or generation owns this     never
     │   └── IllegalTransition     a move that the state table forbids       never
     ├── DestinationError          the lake refused                          manual
-    │   └── DestinationUnreachable                                          timed
+    │   ├── DestinationUnreachable                                          timed
+    │   └── DestinationFailed     it broke off for no reason that we know   timed
     └── NotSupported              not built, said clearly                   manual
 
 Each class says what a retry can do (``retry``) and what a person should do (``hint``). A driver's error is
@@ -122,6 +123,11 @@ class DestinationError(PgEtlError):
 class DestinationUnreachable(DestinationError):
     retry = Retry.TIMED
     default_hint = "Check that the Spark Connect server runs; the spool keeps the changes until it is back."
+
+
+class DestinationFailed(DestinationError):
+    retry = Retry.TIMED
+    default_hint = "It is tried again by itself; if it stays, look at the Spark server's log."
 
 
 class NotSupported(PgEtlError):

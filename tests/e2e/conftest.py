@@ -103,7 +103,7 @@ class RunningDemo:
     def states(self) -> dict[str, str]:
         store = self.store()
         try:
-            return {str(record.table): str(record.state.kind) for record in store.tables("shop")}
+            return {str(record.table): record.state.reason or str(record.state.kind) for record in store.tables("shop")}
         finally:
             store.close()
 

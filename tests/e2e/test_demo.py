@@ -80,7 +80,7 @@ def test_a_killed_server_loses_and_doubles_nothing(demo: RunningDemo, component:
     kill(demo, component)
     time.sleep(5)  # the load goes on meanwhile; what it writes must arrive
     wait_for_fresh_cut(demo)
-    assert set(demo.states().values()) == {"ready"}
+    demo.wait_ready()
     assert_source_is_lake(demo)
 
 
