@@ -12,7 +12,7 @@ from pyspark.errors.exceptions.connect import (
 
 from airflow_provider_pgetl.lakehouse.failures import Refused, SessionLost, translate
 from airflow_provider_pgetl.replication.errors import (
-    DestinationError,
+    DestinationFailed,
     NotSupported,
     PgEtlError,
     SnapshotLost,
@@ -30,7 +30,7 @@ TRACE = "\n\nJVM stacktrace:\norg.apache.iceberg.exceptions.ValidationException"
         (SparkException("CommitFailedException: Base metadata location is not same" + TRACE), Refused),
         (AnalysisException("[PATH_NOT_FOUND] Path does not exist: file:/x"), SpoolCorrupt),
         (NotSupported("ours"), NotSupported),
-        (RuntimeError("anything"), DestinationError),
+        (RuntimeError("anything"), DestinationFailed),
     ],
 )
 def test_each_error_has_its_kind(error: BaseException, kind: type[PgEtlError]) -> None:
