@@ -46,6 +46,11 @@ class Refused(DestinationError):
     """The table moved under us: fast-forward or commit was refused; look again and redo."""
 
 
+_NO_CATALOG = (
+    DestinationUnreachable,
+    "the lake's catalog can't be reached",
+    "Check the database of the Iceberg catalog; the spool keeps the changes until it is back.",
+)
 _MOVED = (Refused, "the lake's table was changed by somebody else", None)
 # What a message holds -> the error it means, in that order.
 _SIGNS: dict[str, tuple[type[PgEtlError], str, str | None]] = {
@@ -53,6 +58,8 @@ _SIGNS: dict[str, tuple[type[PgEtlError], str, str | None]] = {
     "Cannot fast-forward": _MOVED,
     "CommitFailedException": _MOVED,
     "CommitStateUnknownException": _MOVED,
+    "UncheckedSQLException": _NO_CATALOG,
+    "PSQLException": _NO_CATALOG,
     MISSING: (DestinationError, "a row that the changes refer to is not in the lake", "Resync the table."),
     "[PATH_NOT_FOUND": (SpoolCorrupt, "Spark can't find a spool file", None),
     "[FAILED_READ_FILE": (SpoolCorrupt, "Spark can't read a spool file", None),
