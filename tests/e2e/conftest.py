@@ -107,6 +107,13 @@ class RunningDemo:
         finally:
             store.close()
 
+    def generations(self) -> dict[str, int]:
+        store = self.store()
+        try:
+            return {str(record.table): record.generation for record in store.tables("shop")}
+        finally:
+            store.close()
+
     def wait_ready(self) -> None:
         wait_for(
             lambda: (states := self.states()) and set(states.values()) == {"ready"},
