@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.sdk.configuration import conf
 
-from airflow_provider_pgetl.replication.config import BatchConfig, PipelineConfig
+from airflow_provider_pgetl.replication.config import PipelineConfig
 from airflow_provider_pgetl.replication.errors import ConfigError
 
 SECTION = "pgetl"
@@ -37,8 +37,6 @@ def pipeline_config(
             hint=f"Known are {', '.join(sorted(known))}.",
         )
     try:
-        if isinstance(given.get("batch"), Mapping):
-            given["batch"] = BatchConfig(**given["batch"])
         root = spool_root or str(conf.get(SECTION, "spool_root", fallback=""))
         return PipelineConfig(name=name, publication=publication, spool_root=root, **given)
     except TypeError as error:

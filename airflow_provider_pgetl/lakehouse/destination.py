@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from airflow_provider_pgetl.lakehouse import copy, iceberg
 from airflow_provider_pgetl.lakehouse.apply import Applier
 from airflow_provider_pgetl.lakehouse.session import Sessions, check_server
@@ -26,6 +28,8 @@ class LakeDestination:
     """
 
     name = "lake"
+    takes_files: Literal[True] = True
+    keeps_markers = True
 
     def __init__(self, url: str, *, catalog: str, source: str | None = None) -> None:
         self.catalog = catalog

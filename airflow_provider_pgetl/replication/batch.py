@@ -7,7 +7,7 @@ A spool file holds the changes of one table under one schema version:
     _ordinal       int64         place of the change in its transaction
     _committed_at  timestamp     UTC
     _unchanged     list<string>  columns whose value did not travel (unchanged TOAST); null if none
-    _old           struct        old identity columns, when Postgres sent them; else null
+    _old           struct        old identity columns, when Postgres sent them, and their own _overflow; else null
     _overflow      map           column -> original text of values that the lake type can't hold; null if none
     then the table's columns in their lake types; of a delete, those that Postgres sent of the old row
 """
@@ -74,8 +74,8 @@ def change_schema(schema: TableSchema) -> pa.Schema:
 
 
 def old_fields(schema: TableSchema) -> list[pa.Field]:
-    """The fields of ``_old``; Parquet knows no empty struct, so a table without identity has one that is never set."""
-    return column_fields(schema.identity_columns) or [pa.field("_none", pa.bool_())]
+    """The fields of ``_old``: the identity columns, and the text of those values that their lake type can't hold."""
+    return [*column_fields(schema.identity_columns), pa.field("_overflow", OVERFLOW_TYPE)]
 
 
 def row_schema(schema: TableSchema) -> pa.Schema:

@@ -4,7 +4,8 @@
     ├── ConfigError               a setting is wrong                        manual
     ├── SourceError               Postgres refused or is gone               manual
     │   ├── SourceUnreachable     connection lost, restart, failover        timed
-    │   ├── SlotError             slot missing, lost or in use              manual
+    │   ├── SlotError             slot of another kind, refused             manual
+    │   │   └── SlotLost          slot missing or invalidated               manual
     │   └── SnapshotLost          the exported snapshot's holder is gone    timed
     ├── DecodeError               bytes that are not what they claim        manual
     ├── SpoolError                spool location full, read-only or gone    timed
@@ -71,6 +72,12 @@ class SourceUnreachable(SourceError):
 
 class SlotError(SourceError):
     default_hint = "Look at pg_replication_slots on the source."
+
+
+class SlotLost(SlotError):
+    """Changes since the last confirmed one can't be had any more."""
+
+    default_hint = "Resync all tables: run discovery again, or set invalidated_slot_behavior to 'recreate'."
 
 
 class SnapshotLost(SourceError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from airflow_provider_pgetl.replication.lsn import Lsn
@@ -33,7 +34,8 @@ class TableRecord:
     """A table of a pipeline: where it stands.
 
     ``applied_lsn``: the lake's table holds every commit before it. ``snapshot_id``: the lake's snapshot there.
-    ``schema_version``: the version in which the generation was copied, so the shape of the lake's table.
+    ``schema_version``: the shape of the destination's table: that of its copy, then of the schema changes applied.
+    ``source_mark``: how the source publishes the table (filter, columns, partitions), to notice a change of that.
     """
 
     pipeline: str
@@ -47,6 +49,7 @@ class TableRecord:
     snapshot_id: int | None = None
     copied_rows: int | None = None
     schema_version: int | None = None
+    source_mark: str | None = None
     updated_at: datetime | None = None
 
 
@@ -102,6 +105,48 @@ class Cut:
     lsn: Lsn
     tables: tuple[CutTable, ...]
     created_at: datetime | None = None
+
+
+class DestinationStatus(StrEnum):
+    """Whether the destination's table has the shape that the store says."""
+
+    APPLYING = "applying"
+    APPLIED = "applied"
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationTable:
+    """What the destination calls a table, and in which shape it is.
+
+    While a schema change is under way (``applying``) the table may be in either shape.
+    """
+
+    relation_id: int
+    name: str
+    schema_version: int
+    previous_version: int | None
+    status: DestinationStatus
+
+
+@dataclass(frozen=True, slots=True)
+class TableBacklog:
+    """What a table has in the spool that it has not applied yet; ``first_lsn`` is the oldest commit of it."""
+
+    relation_id: int
+    files: int
+    bytes: int
+    first_lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A row of the outbox: ``cut`` (new data), ``copy`` (the table waits to be copied)."""
+
+    id: int
+    kind: str
+    relation_id: int | None
+    lsn: Lsn | None = None
+    snapshot_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

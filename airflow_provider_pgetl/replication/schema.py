@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from airflow_provider_pgetl.replication.lsn import Lsn
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableName:
@@ -36,7 +38,9 @@ class Column:
     ``base_oid`` is the type behind a domain (else ``type_oid``) and ``typmod`` its modifier (``typmod_sent`` is
     the column's own, which the stream repeats); ``element_oid`` is the element type of an array, 0 otherwise.
     ``key`` is the 1-based position in the table's key (primary key, or the replica identity index), ``identity``
-    whether the column is part of what Postgres sends as the old row. ``attnum`` survives a rename.
+    whether the column is part of what Postgres sends as the old row. ``attnum`` survives a rename; it is 0 where
+    the catalog could not be asked any more. ``default`` is the expression, ``missing`` the text of the value that
+    rows older than the column show (Postgres computes it once, when the column is added).
     """
 
     name: str
@@ -51,17 +55,24 @@ class Column:
     key: int | None = None
     identity: bool = False
     toastable: bool = False
+    default: str | None = None
+    missing: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """The shape of a table from some LSN on; ``version`` counts from 1 for each relation."""
+    """The shape of a table from some LSN on.
+
+    ``version`` names it among the shapes of its relation (their order is by LSN, not by version). ``rewrite`` says
+    why rows of earlier shapes can't be carried over: their values were rewritten on the source, unseen.
+    """
 
     relation_id: int
     table: TableName
     columns: tuple[Column, ...]
     identity: Identity
     version: int = 1
+    rewrite: str | None = None
 
     @property
     def key(self) -> tuple[Column, ...]:
@@ -88,4 +99,13 @@ class TableSchema:
             columns=tuple(Column(**column) for column in raw["columns"]),
             identity=Identity(raw["identity"]),
             version=raw["version"],
+            rewrite=raw.get("rewrite"),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """A shape and the LSN of the commit from which on it holds."""
+
+    lsn: Lsn
+    schema: TableSchema

@@ -166,18 +166,20 @@ def _unchanged(columns: tuple[Column, ...], fields: list[Field], rows: int) -> p
 
 
 def _old_struct(frames: Frames, schema: TableSchema, images: _Images, rows: int) -> pa.Array:
-    """The old identity columns of the updates that sent them.
-
-    A value of the old row that the lake type can't hold is null here: keys are matched by ``_old``, and such a
-    key can't be matched in the lake either way.
-    """
+    """The old identity columns of the updates that sent them."""
     kind = change_schema(schema).field("_old").type
     if not len(images.old_rows):
         return pa.nulls(rows, kind)
-    arrays = []
+    arrays: list[pa.Array] = []
+    overflow: dict[str, pa.Array] = {}
     for column, field in zip(schema.columns, images.old, strict=True):
-        if column.identity:
-            arrays.append(cast_text(text_array(frames, field), lake_type(column)).values)
+        if not column.identity:
+            continue
+        cast = cast_text(text_array(frames, field), lake_type(column))
+        arrays.append(cast.values)
+        if cast.overflow is not None:
+            overflow[lake_column(column.name)] = cast.overflow
+    arrays.append(overflow_map(overflow, len(images.old_rows)))
     structs = pa.StructArray.from_arrays(arrays, fields=list(kind))
     places = np.zeros(rows, np.int32)
     absent = np.ones(rows, np.bool_)

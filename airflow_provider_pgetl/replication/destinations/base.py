@@ -1,20 +1,24 @@
-"""The contract of a destination that takes files: it reads the spool and the copy plan by itself.
+"""The contracts of destinations: ``Destination`` takes rows and events, ``FileDestination`` takes files.
 
-The applier calls ``apply`` for several tables at once, each from a thread of its own, never twice at once for
-one table. Calls may be repeated after a crash: the destination's own marker says what is in, and ``apply`` up
-to an LSN that is already in changes nothing. Only whole transactions become visible: all changes of a call, or
-none. Errors are ``DestinationError`` (or any ``PgEtlError``) and concern that table only, except
-``DestinationUnreachable``, which concerns all.
+Most destinations implement ``Destination``. One that reads the spool and the source by itself (the lakehouse)
+implements ``FileDestination`` and says so by ``takes_files = True``; the paths ask for that, not for the class.
+
+Both are called from threads of the pipeline and may block. Errors are ``DestinationError`` (or any ``PgEtlError``)
+and concern that table only, except ``DestinationUnreachable``, which concerns all: the spool keeps the changes
+until the destination is back. Any other exception counts as a ``DestinationFailed`` of that table.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+import pyarrow as pa
+
+from airflow_provider_pgetl.replication.events import Events
 from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.progress import SpoolFile
-from airflow_provider_pgetl.replication.schema import TableSchema
+from airflow_provider_pgetl.replication.schema import SchemaVersion, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,12 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The pending changes of one table in ``[from_lsn, to_lsn)``; ``files`` may hold commits outside of it."""
+    """The pending changes of one table in ``[from_lsn, to_lsn)``; ``files`` may hold commits outside of it.
+
+    ``schema`` is the shape in which the destination's table is. ``versions`` are the shapes that follow it in this
+    window, in order, each with the LSN of the commit that brought it; the table is in the last of them afterwards,
+    also if no row of it is among the changes. Files are in stream order, each with the version of its rows.
+    """
 
     schema: TableSchema
     generation: int
@@ -37,6 +46,12 @@ class Changes:
     from_lsn: Lsn
     to_lsn: Lsn
     files: tuple[SpoolFile, ...]
+    versions: tuple[SchemaVersion, ...] = ()
+
+    @property
+    def last_schema(self) -> TableSchema:
+        """The shape of the table after the changes."""
+        return self.versions[-1].schema if self.versions else self.schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +94,55 @@ class CopiedPartition:
     seconds: float
 
 
-class FileDestination(Protocol):
-    """A destination that takes files."""
+class Destination(Protocol):
+    """A destination that takes rows and events.
+
+    Order: events of one table come in commit order, each call after the call before it has returned. Calls for
+    different tables, and ``write_table_rows`` for parts of one table, come from several threads at once.
+
+    Copy: ``drop_table_for_copy``, then ``write_table_rows`` any number of times, at least once (an empty table is
+    written with an empty batch), then events. Of a copied row everything before the snapshot is in, and no event.
+
+    Repetition: whatever was written since the last recorded progress is written again after a crash or an error,
+    in the same order, so events must be applied so that a repetition changes nothing (by key, or by remembering
+    the last ``(commit_lsn, ordinal)`` of the table).
+
+    Durability: when a call returns, its rows or events must survive a crash of the destination.
+
+    Schema changes: a batch of events has the shape of its rows; where it differs from the batch before, the table
+    has changed between the two (``Relation`` among the plain events). A batch without rows brings only that.
+    """
 
     name: str
+
+    def startup(self) -> None:
+        """Connect and check; raise with a hint. Called once, before anything else."""
+
+    def shutdown(self) -> None:
+        """Let go of everything. Called once, also after errors."""
+
+    def drop_table_for_copy(self, schema: TableSchema) -> None:
+        """The table is going to be copied from scratch: forget its rows. No error if there is no such table."""
+
+    def write_table_rows(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
+        """Copied rows, in the shape of ``batch.row_schema``."""
+
+    def write_events(self, events: Events) -> None:
+        """Changes of one table, in order: iterate ``events`` for plain ones, or take its Arrow batches."""
+
+
+class FileDestination(Protocol):
+    """A destination that takes files: it reads the spool and the copy plan by itself.
+
+    The applier calls ``apply`` for several tables at once, each from a thread of its own, never twice at once for
+    one table. Calls may be repeated after a crash: the destination's own marker says what is in, and ``apply`` up
+    to an LSN that is already in changes nothing. Only whole transactions become visible: all changes of a call, or
+    none. Where ``keeps_markers`` is False the store's own progress counts, and calls are repeated after a crash.
+    """
+
+    name: str
+    takes_files: Literal[True]
+    keeps_markers: bool
 
     def startup(self) -> None:
         """Connect and check; raise with a hint."""

@@ -13,30 +13,49 @@ from typing import Any, Protocol
 
 from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.progress import (
+    Announcement,
     Command,
     Cut,
     CutTable,
+    DestinationTable,
     Lease,
     PipelineRecord,
     Segment,
     SpoolFile,
+    TableBacklog,
     TableRecord,
 )
-from airflow_provider_pgetl.replication.schema import TableSchema
+from airflow_provider_pgetl.replication.schema import SchemaVersion, TableSchema
 from airflow_provider_pgetl.replication.state import TableState
 
 
 class SchemaStore(Protocol):
-    """Versioned schemas: a version holds from its LSN on."""
+    """Versioned schemas: a version holds from its LSN on. Their order is by LSN, then by version."""
 
     def add_schema(self, pipeline: str, schema: TableSchema, lsn: Lsn) -> TableSchema:
-        """Keep ``schema`` from ``lsn`` on and return it with its version.
+        """Keep ``schema`` from ``lsn`` on and return it with its version, a number that was never used before.
 
-        Equal columns and identity as the newest version: nothing is added, that version is returned.
+        Nothing is added if the version that holds at ``lsn`` has the same shape (``rules.same_shape``): that one is
+        returned. If the first version after ``lsn`` has the same shape, it holds from ``lsn`` on and is returned: a
+        copy may see a shape before the stream gets there. A schema with ``rewrite`` is the same as another only
+        at the very same LSN.
         """
 
     def latest_schema(self, pipeline: str, relation_id: int) -> TableSchema | None:
-        """The newest version."""
+        """The newest version: the last by LSN."""
+
+    def schema_at(self, pipeline: str, relation_id: int, lsn: Lsn) -> TableSchema | None:
+        """The version that holds at ``lsn``: the newest from that LSN or an earlier one; None if there is none."""
+
+    def schemas(self, pipeline: str, relation_id: int) -> list[SchemaVersion]:
+        """All versions, oldest first."""
+
+    def prune_schemas(self, pipeline: str, relation_id: int, before: Lsn) -> int:
+        """Forget versions that nobody at ``before`` or later needs; returns how many.
+
+        The newest at or before ``before`` is kept, and so are those that a spool file still uses and the one in
+        which the destination's table is.
+        """
 
     def schema_version(self, pipeline: str, relation_id: int, version: int) -> TableSchema | None:
         """That version."""
@@ -58,9 +77,9 @@ class StateStore(Protocol):
         """All pipelines by name."""
 
     def register_table(self, pipeline: str, schema: TableSchema, lsn: Lsn, *, by: str) -> TableRecord:
-        """Add the table in ``init``, generation 1, with its schema from ``lsn`` on; a known table is returned as is.
+        """Add the table in ``init``, generation 1, with its schema from ``lsn`` on; the outbox gets a ``copy``.
 
-        A known table whose name changed gets the new one.
+        A known table is returned as is, with its new name if that changed.
         """
 
     def table(self, pipeline: str, relation_id: int) -> TableRecord | None:
@@ -82,10 +101,19 @@ class StateStore(Protocol):
         """Move the table of ``record``'s generation by ``transition()``; the history keeps who and when."""
 
     def new_generation(self, pipeline: str, relation_id: int, *, by: str, run_id: str | None = None) -> TableRecord:
-        """Begin again at ``init`` with the next generation, from any state.
+        """Begin again at ``init`` with the next generation, from any state; the outbox gets a ``copy``.
 
         ``applied_lsn`` and ``snapshot_id`` are kept: the old rows stay readable until the swap.
         """
+
+    def rollback(self, record: TableRecord, *, by: str) -> TableRecord:
+        """Return to the state before the present one in this generation; ``IllegalTransition`` if there is none.
+
+        A table that goes back again and again moves back through its history; it never moves forward this way.
+        """
+
+    def mark_source(self, pipeline: str, relation_id: int, mark: str) -> TableRecord:
+        """Remember how the source publishes the table."""
 
     def applied(self, lease: Lease, record: TableRecord, lsn: Lsn, snapshot_id: int | None) -> TableRecord:
         """Record that the lake's table of this generation holds every commit before ``lsn``."""
@@ -95,6 +123,37 @@ class StateStore(Protocol):
 
     def delete_pipeline(self, name: str) -> None:
         """Forget the pipeline and all that belongs to it."""
+
+
+class TableLifecycleStore(Protocol):
+    """What happens to all that is kept of a table at once."""
+
+    def prepare_for_copy(self, record: TableRecord) -> None:
+        """Keep the state and the history, forget what the destination's table was (metadata, name map)."""
+
+    def reset_all(self, pipeline: str, lease: Lease, lsn: Lsn, *, by: str) -> list[SpoolFile]:
+        """Every table begins again at ``init`` with a new generation and no ``applied_lsn``, the ledger at ``lsn``
+        (also backwards) without segments; returns the files that were registered, for deletion."""
+
+    def delete_table(self, pipeline: str, relation_id: int) -> list[SpoolFile]:
+        """Forget the table, its history, schemas, metadata and registered files; returns those files, for deletion.
+        No error if it is unknown."""
+
+
+class DestinationStore(Protocol):
+    """What the destination calls the tables, and in which shape they are."""
+
+    def applying(self, record: TableRecord, name: str, version: int) -> DestinationTable:
+        """A schema change to ``version`` begins: the present version becomes the previous one. Repeatable."""
+
+    def applied_schema(self, record: TableRecord, name: str, version: int) -> DestinationTable:
+        """The destination's table is in shape ``version``, which the table's record says from now on, too."""
+
+    def destination_table(self, pipeline: str, relation_id: int) -> DestinationTable | None:
+        """The destination's table; ``StoreError`` (manual) while a schema change is under way."""
+
+    def destination_status(self, pipeline: str, relation_id: int) -> DestinationTable | None:
+        """The same for recovery: also while a schema change is under way."""
 
 
 class LeaseStore(Protocol):
@@ -138,6 +197,20 @@ class LedgerStore(Protocol):
     def backlog(self, pipeline: str) -> tuple[int, int]:
         """(files, bytes) registered and not yet applied by their table."""
 
+    def table_backlogs(self, pipeline: str) -> list[TableBacklog]:
+        """The same by table, the one furthest behind (oldest commit) first."""
+
+    def spool_size(self, pipeline: str) -> tuple[int, int]:
+        """(files, bytes) registered in all."""
+
+    def rewind(self, pipeline: str, lease: Lease, lsn: Lsn) -> list[SpoolFile]:
+        """Set ``spooled_lsn`` back to ``lsn``: segments that reach past it are forgotten; returns their files.
+
+        For WAL that will be sent again, or that is not the source's any more (a failover)."""
+
+    def follow_timeline(self, pipeline: str, lease: Lease, timeline: int) -> PipelineRecord:
+        """The source was promoted: remember its timeline."""
+
 
 class CutStore(Protocol):
     """Cuts, and what people ask of the stream."""
@@ -150,6 +223,9 @@ class CutStore(Protocol):
 
     def cut_at(self, pipeline: str, lsn: Lsn) -> Cut | None:
         """The newest cut at exactly ``lsn``."""
+
+    def announcements(self, pipeline: str, after: int = 0) -> list[Announcement]:
+        """Rows of the outbox with a larger id than ``after``, oldest first; of each kind and table the newest only."""
 
     def ask(self, pipeline: str, kind: str, payload: dict[str, Any], *, by: str) -> int:
         """Ask the running stream for something; returns the command's id."""
@@ -174,7 +250,17 @@ class SampleStore(Protocol):
         """The newest sample, with ``at``."""
 
 
-class Store(SchemaStore, StateStore, LeaseStore, LedgerStore, CutStore, SampleStore, Protocol):
+class Store(
+    SchemaStore,
+    StateStore,
+    TableLifecycleStore,
+    DestinationStore,
+    LeaseStore,
+    LedgerStore,
+    CutStore,
+    SampleStore,
+    Protocol,
+):
     """All of it; a type usually implements all."""
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from airflow_provider_pgetl.replication.destinations.base import (
     Applied,
@@ -28,6 +28,8 @@ class FakeLake:
     source: str
     spool: Spool
     name: str = "fake lake"
+    takes_files: Literal[True] = True
+    keeps_markers: bool = True
     tables: dict[int, Rows] = field(default_factory=dict)
     markers: dict[int, Marker] = field(default_factory=dict)
     copies: dict[tuple[int, int], dict[int, Rows]] = field(default_factory=dict)

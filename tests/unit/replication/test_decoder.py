@@ -82,7 +82,7 @@ def test_a_full_old_row_restores_what_did_not_travel() -> None:
     ]
     changed, deleted, inserted = rows(decode(*frames, identity=Identity.FULL))
     assert (changed["a"], changed["b"], changed["_unchanged"]) == ("kept", "new", None)
-    assert changed["_old"] == {"id": 1, "a": "kept", "b": "old"}
+    assert changed["_old"] == {"id": 1, "a": "kept", "b": "old", "_overflow": None}
     assert (deleted["_op"], deleted["a"]) == ("d", "kept")
     assert (inserted["id"], inserted["_old"]) == (2, None)
 
