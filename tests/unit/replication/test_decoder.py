@@ -69,7 +69,7 @@ def test_unchanged_is_neither_null_nor_a_value() -> None:
 def test_a_key_change_brings_the_old_key() -> None:
     decoded = decode(wire.update(2, "x", "y", key=[1, None, None]), wire.insert(9, "p", "q"), wire.commit(100, 110))
     changed, inserted = rows(decoded)
-    assert (changed["id"], changed["_old"]) == (2, {"id": 1})
+    assert (changed["id"], changed["_old"]) == (2, {"id": 1, "_overflow": None})
     assert inserted["_old"] is None
 
 
