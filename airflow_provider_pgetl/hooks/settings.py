@@ -12,7 +12,7 @@ from airflow_provider_pgetl.replication.config import PipelineConfig
 from airflow_provider_pgetl.replication.errors import ConfigError
 
 SECTION = "pgetl"
-_GIVEN_BY_NAME = frozenset({"name", "publication", "spool_root"})
+_GIVEN_BY_NAME = frozenset({"name", "publication", "spool_root", "pg_connection"})
 
 
 def state_conn_id() -> str:

@@ -2,7 +2,8 @@
 
 A cycle picks X (what is spooled, or the LSN that somebody asked a cut for), brings each table to exactly X side
 by side, and records {X, table -> snapshot}. One bad table goes to ``errored`` with its reason; the others go on.
-The destination's own marker wins over the store: it is read when a table is first touched.
+A destination's own marker, where it keeps one, wins over the store: it is read when a table is first touched.
+Schema changes are part of the changes, in stream order; ``applying`` -> ``applied`` frames them in the store.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 from airflow_provider_pgetl.replication.commands import Commands
 from airflow_provider_pgetl.replication.config import PipelineConfig
@@ -21,16 +23,16 @@ from airflow_provider_pgetl.replication.errors import (
     DestinationError,
     DestinationFailed,
     DestinationUnreachable,
-    NotSupported,
     Overtaken,
     PgEtlError,
     Retry,
     StoreError,
 )
+from airflow_provider_pgetl.replication.evolution import steps
 from airflow_provider_pgetl.replication.failpoints import hit
 from airflow_provider_pgetl.replication.lsn import ZERO, Lsn
-from airflow_provider_pgetl.replication.progress import CutTable, Lease, TableRecord
-from airflow_provider_pgetl.replication.schema import TableSchema
+from airflow_provider_pgetl.replication.progress import CutTable, DestinationStatus, Lease, TableRecord
+from airflow_provider_pgetl.replication.schema import SchemaVersion, TableSchema
 from airflow_provider_pgetl.replication.spool.segments import Spool
 from airflow_provider_pgetl.replication.state import READY, StateKind, TableState
 from airflow_provider_pgetl.replication.store.base import Store
@@ -43,6 +45,8 @@ _BACKOFF_S = (0.5, 15.0)
 # An unchanged position is worth a new cut now and then: it says "still fresh".
 _QUIET_CUT_S = 10.0
 _SWEEP_S = 30.0
+# Without being woken: for commands, retries, and copies that others have finished.
+_LOOK_S = 1.0
 
 
 @dataclass(slots=True)
@@ -72,6 +76,9 @@ class Applier:
         self._seen: set[tuple[int, int]] = set()
         self._attempts: dict[int, int] = {}
         self._stop = threading.Event()
+        # The destination has been reached: copies may begin.
+        self.started = threading.Event()
+        self._woken = threading.Event()
         self._cut_at = 0.0
         self._swept_at = time.monotonic()
         self._pool = Threads(config.max_parallel_applies, thread_name_prefix="pgetl-apply")
@@ -81,14 +88,15 @@ class Applier:
         """Cycle until ``stop``; an unreachable lake or store is waited for, an overtaken lease ends it."""
         # What was interrupted by a stop is nobody's error; the next owner does it again.
         self._stop = stop
-        failures, started_up = 0, False
+        failures = 0
         try:
             while not stop.is_set():
                 started = time.monotonic()
+                self._woken.clear()
                 try:
-                    if not started_up:
+                    if not self.started.is_set():
                         self._destination.startup()
-                        started_up = True
+                        self.started.set()
                     self.cycle()
                     failures, self.stats.waiting_for = 0, None
                 except Overtaken:
@@ -100,9 +108,14 @@ class Applier:
                     log.warning("applying waits: %s", error)
                     stop.wait(min(_BACKOFF_S[1], _BACKOFF_S[0] * 2**failures))
                 rest = self._config.apply_interval_ms / 1000 - (time.monotonic() - started)
-                stop.wait(max(0.0, rest))
+                if not stop.wait(max(0.0, rest)):
+                    self._woken.wait(_LOOK_S)
         finally:
             self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def wake(self) -> None:
+        """There is something to do: new changes, or the end."""
+        self._woken.set()
 
     def cycle(self) -> Lsn | None:
         """Bring every table to one LSN and record the cut; returns it, or None if there was nothing to do."""
@@ -165,9 +178,29 @@ class Applier:
         if record.applied_lsn is None:
             raise DestinationError(f"{record.table} is ready, but nobody knows at which LSN", hint="Resync the table.")
         changes = self._changes(record, record.applied_lsn, target)
-        if not changes.files:
+        if not changes.files and not changes.versions:
             return None
-        return self._record(record, target, self._destination.apply(changes))
+        return self._take(record, changes, self._destination.apply, frame=bool(changes.versions))
+
+    def _take(
+        self, record: TableRecord, changes: Changes, step: Callable[[Changes], Applied], *, frame: bool
+    ) -> TableRecord:
+        """Let the destination take the changes; ``frame`` says that the shape of its table is new to the store."""
+        for before, after in pairwise([changes.schema, *(version.schema for version in changes.versions)]):
+            steps(before, after)  # raises before anything is touched
+        version = changes.last_schema.version
+        if frame:
+            self._store.applying(record, str(record.table), version)
+        applied = step(changes)
+        hit("apply.before_record")
+        self.stats.upserts += applied.upserts
+        self.stats.deletes += applied.deletes
+        record = self._store.applied(self._lease, record, changes.to_lsn, applied.snapshot_id)
+        if not frame:
+            return record
+        hit("apply.before_applied")
+        self._store.applied_schema(record, str(record.table), version)
+        return self._store.table(record.pipeline, record.relation_id) or record
 
     def _catch_up(self, record: TableRecord, target: Lsn) -> TableRecord | None:
         """The copy is complete at S: merge what came since, then make it the visible table."""
@@ -178,14 +211,16 @@ class Applier:
         record = self._store.move(record, TableState(StateKind.CATCHUP, lsn=target), by=_BY)
         hit("catchup.begun")
         changes = self._changes(record, snapshot, target)
-        marker = self._destination.marker(changes.schema)
+        marker = self._destination.marker(changes.schema) if self._destination.keeps_markers else None
+        reached = target
         if marker is not None and marker.generation == record.generation and marker.lsn >= snapshot:
             # An earlier attempt made it visible and did not live to say so.
-            reached, applied = marker.lsn, Applied(marker.snapshot_id)
+            reached = marker.lsn
+            record = self._store.applied(self._lease, record, reached, marker.snapshot_id)
+            record = self._recover_schema(record)
         else:
-            reached, applied = target, self._destination.promote(changes)
+            record = self._take(record, changes, self._destination.promote, frame=True)
         hit("catchup.promoted")
-        record = self._record(record, reached, applied)
         record = self._store.move(record, TableState(StateKind.SYNC_DONE, lsn=reached), by=_BY)
         self._seen.add((record.relation_id, record.generation))
         log.info("%s is equal to the source at %s", record.table, reached)
@@ -204,6 +239,13 @@ class Applier:
         """On first sight: what the lake's table says of itself wins over the store."""
         if (record.relation_id, record.generation) in self._seen:
             return record
+        if self._destination.keeps_markers:
+            record = self._compare_marker(record)
+        record = self._recover_schema(record)
+        self._seen.add((record.relation_id, record.generation))
+        return record
+
+    def _compare_marker(self, record: TableRecord) -> TableRecord:
         marker = self._destination.marker(self._schema(record))
         if marker is None or marker.generation != record.generation:
             raise DestinationError(
@@ -220,8 +262,20 @@ class Applier:
                 f"the lake's table of {record.table} is behind what was applied to it",
                 hint="It was rolled back: resync the table.",
             )
-        self._seen.add((record.relation_id, record.generation))
         return record
+
+    def _recover_schema(self, record: TableRecord) -> TableRecord:
+        """A schema change that was under way when somebody died: what was applied tells whether it is in."""
+        found = self._store.destination_status(record.pipeline, record.relation_id)
+        if found is None or found.status is DestinationStatus.APPLIED:
+            return record
+        versions = self._store.schemas(record.pipeline, record.relation_id)
+        since = next((one.lsn for one in versions if one.schema.version == found.schema_version), None)
+        if since is None or since >= (record.applied_lsn or ZERO):
+            # Not in, or not known to be: the changes come again, and the schema change with them.
+            return record
+        self._store.applied_schema(record, found.name, found.schema_version)
+        return self._store.table(record.pipeline, record.relation_id) or record
 
     def _schema(self, record: TableRecord) -> TableSchema:
         version = record.schema_version or 1
@@ -233,18 +287,16 @@ class Applier:
     def _changes(self, record: TableRecord, begin: Lsn, end: Lsn) -> Changes:
         schema = self._schema(record)
         files = tuple(self._store.files(record.pipeline, record.relation_id, begin, end))
-        if any(file.schema_version != schema.version for file in files):
-            raise NotSupported(
-                f"the columns of {record.table} were changed on the source",
-                hint="Resync the table: following a schema change is not built yet.",
-            )
-        return Changes(schema, record.generation, self._lease.epoch, begin, end, files)
+        versions = self._versions(record, schema, begin, end)
+        return Changes(schema, record.generation, self._lease.epoch, begin, end, files, versions)
 
-    def _record(self, record: TableRecord, lsn: Lsn, applied: Applied) -> TableRecord:
-        hit("apply.before_record")
-        self.stats.upserts += applied.upserts
-        self.stats.deletes += applied.deletes
-        return self._store.applied(self._lease, record, lsn, applied.snapshot_id)
+    def _versions(self, record: TableRecord, schema: TableSchema, begin: Lsn, end: Lsn) -> tuple[SchemaVersion, ...]:
+        """The shapes that follow the destination's in the window."""
+        found = [v for v in self._store.schemas(record.pipeline, record.relation_id) if begin <= v.lsn < end]
+        names = [version.schema.version for version in found]
+        if schema.version in names:
+            del found[: names.index(schema.version) + 1]
+        return tuple(found)
 
     def _fail(self, record: TableRecord, error: PgEtlError) -> None:
         log.error("%s is errored: %s", record.table, error.message)

@@ -1,8 +1,14 @@
-"""The stream path and the applier as one object, under one lease.
+"""The paths as one object, under one lease: the engine as a library.
 
-``await start()`` takes the lease (waiting for an owner that is still alive) and starts both in threads of their
-own; ``await wait()`` returns after a shutdown and raises what a person must look at; ``await shutdown()`` stops
-both and gives the lease back. Nothing here blocks the event loop.
+    config = PipelineConfig(name="shop", publication="shop", spool_root="/var/spool/pgetl", pg_connection="host=...")
+    pipeline = Pipeline(config, MemoryStore(), MemoryDestination())
+    await pipeline.start()
+    await pipeline.wait()
+
+``start`` checks the source, makes the slot, registers the tables, takes the lease (waiting for an owner that is
+still alive) and starts the stream, the applier, the copier and the watch, each in a thread of its own. ``wait``
+returns after a shutdown and raises what a person must look at; ``shutdown`` stops everything and gives the lease
+back. Nothing here blocks the event loop. Where somebody else discovers and copies (Airflow's tasks), ``copies=False``.
 """
 
 from __future__ import annotations
@@ -10,20 +16,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import socket
 import threading
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from airflow_provider_pgetl.replication.apply import Applier
 from airflow_provider_pgetl.replication.config import PipelineConfig
-from airflow_provider_pgetl.replication.destinations.base import FileDestination
-from airflow_provider_pgetl.replication.errors import Overtaken, PgEtlError, StoreError
+from airflow_provider_pgetl.replication.copier import Copier
+from airflow_provider_pgetl.replication.delivery import Delivery
+from airflow_provider_pgetl.replication.destinations.base import Destination, FileDestination
+from airflow_provider_pgetl.replication.discover import discover
+from airflow_provider_pgetl.replication.errors import ConfigError, Overtaken, PgEtlError, StoreError
+from airflow_provider_pgetl.replication.memory import MemoryMonitor
 from airflow_provider_pgetl.replication.progress import Lease
+from airflow_provider_pgetl.replication.spool.segments import Spool
 from airflow_provider_pgetl.replication.store.base import Store
 from airflow_provider_pgetl.replication.stream import StreamPath
 from airflow_provider_pgetl.replication.threads import Threads
+from airflow_provider_pgetl.replication.watch import SourceWatch
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +68,9 @@ class PipelineStatus:
     cut: int | None
     behind_bytes: int
     behind_seconds: float
+    retained_bytes: int
+    wal_status: str | None
+    safe_wal_size: int | None
     waiting_for: str | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -60,43 +78,69 @@ class PipelineStatus:
 
 
 class Pipeline:
-    """A running pipeline: ``Pipeline(config, source, store, destination, owner=...)``."""
+    """A running pipeline: ``Pipeline(config, store, destination)``."""
 
     def __init__(
-        self, config: PipelineConfig, source: str, store: Store, destination: FileDestination, *, owner: str
+        self,
+        config: PipelineConfig,
+        store: Store,
+        destination: Destination | FileDestination,
+        *,
+        owner: str | None = None,
+        copies: bool = True,
     ) -> None:
         self._config = config
-        self._source = source
+        self._source = config.source
         self._store = store
-        self._destination = destination
-        self._owner = owner
+        self._spool = Spool(config.spool_root, config.name, 0)
+        self._destination = _taking_files(destination, self._source, self._spool)
+        self._owner = owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._copies = copies
         self._stop = threading.Event()
         self._lease: Lease | None = None
         self._stream: StreamPath | None = None
         self._applier: Applier | None = None
-        self._threads = Threads(5, thread_name_prefix=f"pgetl-{config.name}")
-        self._tasks: list[asyncio.Future[None]] = []
+        self._watch = SourceWatch(config, self._source, store, self._spool)
+        self._memory = MemoryMonitor(config)
+        self._threads = Threads(8, thread_name_prefix="pgetl")
+        # What works in threads, and what helps it on the event loop.
+        self._workers: list[asyncio.Future[None]] = []
+        self._helpers: list[asyncio.Future[None]] = []
         self._closing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Take the lease and begin."""
+        """Check, register, take the lease and begin; raises what stands in the way."""
+        if self._lease is not None or self._closing is not None:
+            raise ConfigError("a pipeline can be started once", hint="Make a new Pipeline.")
+        if self._copies:
+            await self._in_thread(lambda: discover(self._config, self._source, self._store, by="pipeline"))
         self._lease = await self._take_lease()
         log.info("%s runs with epoch %d", self._config.name, self._lease.epoch)
-        self._stream = StreamPath(self._config, self._source, self._store, self._lease)
-        self._applier = Applier(self._config, self._store, self._destination, self._lease)
+        self._memory.start()
+        applier = self._applier = Applier(self._config, self._store, self._destination, self._lease)
+        stream = self._stream = StreamPath(
+            self._config, self._source, self._store, self._lease, memory=self._memory, on_spooled=applier.wake
+        )
+        works: list[Callable[[], None]] = [
+            lambda: stream.run(self._stop),
+            lambda: applier.run(self._stop),
+            lambda: self._watch.run(self._stop),
+        ]
+        if self._copies:
+            copier = Copier(self._config, self._source, self._store, self._destination)
+            works.append(lambda: copier.run(self._stop, applier.started))
         loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.run_in_executor(self._threads, self._stream.run, self._stop),
-            loop.run_in_executor(self._threads, self._applier.run, self._stop),
+        self._workers = [loop.run_in_executor(self._threads, work) for work in works]
+        self._helpers = [
             asyncio.ensure_future(self._keep_lease(self._lease)),
             asyncio.ensure_future(self._sample()),
         ]
 
     async def wait(self) -> None:
         """Until one part ends; whatever it ends with, the others are stopped, too."""
-        if not self._tasks:
+        if not self._workers:
             return
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([*self._workers, *self._helpers], return_when=asyncio.FIRST_COMPLETED)
         await self.shutdown()
         for task in done:
             if not task.cancelled():
@@ -112,7 +156,7 @@ class Pipeline:
         """Where it stands; None before it has begun."""
         if self._stream is None or self._applier is None or self._lease is None:
             return None
-        stream, applier = self._stream.stats, self._applier.stats
+        stream, applier, watch = self._stream.stats, self._applier.stats, self._watch.stats
         behind = max(0, stream.spooled_lsn - applier.applied_lsn)
         age = (datetime.now(UTC) - stream.last_committed_at).total_seconds() if stream.last_committed_at else 0.0
         return PipelineStatus(
@@ -130,7 +174,10 @@ class Pipeline:
             cut=applier.last_cut,
             behind_bytes=behind,
             behind_seconds=round(age, 1) if behind else 0.0,
-            waiting_for=stream.waiting_for or applier.waiting_for,
+            retained_bytes=watch.retained_bytes,
+            wal_status=watch.wal_status,
+            safe_wal_size=watch.safe_wal_size,
+            waiting_for=stream.waiting_for or applier.waiting_for or watch.waiting_for,
         )
 
     async def _take_lease(self) -> Lease:
@@ -170,17 +217,19 @@ class Pipeline:
 
     async def _close(self) -> None:
         self._stop.set()
-        threads, helpers = self._tasks[:2], self._tasks[2:]
-        for helper in helpers:
+        if self._applier is not None:
+            self._applier.wake()
+        for helper in self._helpers:
             helper.cancel()
-        if threads:
+        if self._workers:
             # A merge in flight may end by itself; one that takes long is interrupted, its replay is safe.
-            _, running = await asyncio.wait(threads, timeout=_GRACE_S)
+            _, running = await asyncio.wait(self._workers, timeout=_GRACE_S)
             if running:
                 await self._in_thread(self._destination.cancel)
-        await asyncio.gather(*threads, *helpers, return_exceptions=True)
+        await asyncio.gather(*self._workers, *self._helpers, return_exceptions=True)
         with contextlib.suppress(PgEtlError):
             await self._in_thread(self._destination.shutdown)
+        await self._in_thread(self._memory.stop)
         if self._lease is not None:
             lease = self._lease
             with contextlib.suppress(PgEtlError):
@@ -189,3 +238,10 @@ class Pipeline:
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, step)
+
+
+def _taking_files(destination: Destination | FileDestination, source: str, spool: Spool) -> FileDestination:
+    """The destination as the paths need it: one that takes rows and events gets somebody who reads for it."""
+    if getattr(destination, "takes_files", False):
+        return cast("FileDestination", destination)
+    return Delivery(cast("Destination", destination), source, spool)

@@ -4,7 +4,8 @@ One thread drains and decodes; a second writes the spool and the ledger, so that
 while a write is slow. Only one write is in flight; a full batch behind it stops the reading, not the answering.
 
 The order of progress is the law: files durable, ledger row committed, only then the slot confirmed, and only to
-a position P such that every commit before P is durable.
+a position P such that every commit before P is durable. So the slot never stands past the ledger: one that does
+was made anew by somebody, and what lies between is lost.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+from airflow_provider_pgetl.replication import origin
 from airflow_provider_pgetl.replication.config import PipelineConfig
 from airflow_provider_pgetl.replication.decode.decoder import Decoder
 from airflow_provider_pgetl.replication.decode.frames import COMMIT, HEADER
@@ -32,12 +34,11 @@ from airflow_provider_pgetl.replication.errors import (
 from airflow_provider_pgetl.replication.failpoints import hit
 from airflow_provider_pgetl.replication.lsn import ZERO, Lsn
 from airflow_provider_pgetl.replication.pending import Pending
-from airflow_provider_pgetl.replication.progress import Lease, PipelineRecord, Segment, SpoolFile
+from airflow_provider_pgetl.replication.progress import Lease, Segment, SpoolFile
 from airflow_provider_pgetl.replication.relations import Relations
-from airflow_provider_pgetl.replication.source import catalog, slots
-from airflow_provider_pgetl.replication.source.connection import connect
 from airflow_provider_pgetl.replication.source.stream import Read, ReplicationStream
 from airflow_provider_pgetl.replication.spool.segments import Spool
+from airflow_provider_pgetl.replication.state import StateKind
 from airflow_provider_pgetl.replication.store.base import Store
 from airflow_provider_pgetl.replication.threads import Threads
 
@@ -50,11 +51,24 @@ READ_BYTES = 16 * 1024 * 1024
 # Decoding is vectorised: larger batches are cheaper until they outgrow the cache.
 DECODE_MESSAGES = 16_384
 DECODE_BYTES = 16 * 1024 * 1024
+# Under memory pressure a batch is written early, but not for a handful of rows.
+_WORTH_A_FLUSH = 1024 * 1024
 _WAIT_S = 0.25
 _WAIT_WHILE_WRITING_S = 0.02
-# How often an idle stream's position reaches the store.
+# How often an idle stream's position reaches the store, and then the slot.
 _ADVANCE_S = 0.5
 _BACKOFF_S = (0.2, 10.0)
+
+
+class Memory(Protocol):
+    """What the stream asks of the memory monitor."""
+
+    @property
+    def pressed(self) -> bool:
+        """Whether memory is short: flush what is held before reading on."""
+
+    def budget(self, streams: int) -> int:
+        """How many bytes a batch may have."""
 
 
 @dataclass(slots=True)
@@ -72,16 +86,39 @@ class StreamStats:
     waiting_for: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    """What a stream works with, over all of its connections."""
+
+    config: PipelineConfig
+    store: Store
+    lease: Lease
+    spool: Spool
+    stats: StreamStats
+    memory: Memory | None
+    on_spooled: Callable[[], None]
+
+
 class StreamPath:
     """Runs the stream of one pipeline under its lease."""
 
-    def __init__(self, config: PipelineConfig, source: str, store: Store, lease: Lease) -> None:
+    def __init__(
+        self,
+        config: PipelineConfig,
+        source: str,
+        store: Store,
+        lease: Lease,
+        *,
+        memory: Memory | None = None,
+        on_spooled: Callable[[], None] = lambda: None,
+    ) -> None:
         self._config = config
         self._source = source
         self._store = store
         self._lease = lease
         self._spool = Spool(config.spool_root, config.name, lease.epoch)
         self.stats = StreamStats()
+        self._tools = _Tools(config, store, lease, self._spool, self.stats, memory, on_spooled)
 
     def run(self, stop: threading.Event) -> None:
         """Stream until ``stop``; reconnects by itself, raises what a person must look at."""
@@ -109,62 +146,40 @@ class StreamPath:
         if record is None:
             raise SlotError("the pipeline is not registered", hint="Run the copy DAG: discovery registers it.")
         self._spool.sweep(self._store.all_paths(self._config.name))
-        start = self._start_position(record)
-        stream = ReplicationStream(self._source, self._config.slot, self._config.publication, start)
-        log.info("streaming %s from %s, epoch %d", self._config.name, start, self._lease.epoch)
+        start = origin.start_position(self._config, self._source, self._store, self._spool, self._lease, record)
+        stream = ReplicationStream(self._source, self._config.slot, self._config.publication, start.lsn)
+        log.info("streaming %s from %s, epoch %d", self._config.name, start.lsn, self._lease.epoch)
         self.stats.waiting_for = None
+        relations = Relations(self._config, self._source, self._store, captured=start.ddl_captured)
         try:
             with Threads(1, thread_name_prefix="pgetl-spool") as writer:
-                loop = _Loop(self._config, self._store, self._lease, self._spool, self.stats, stream, start, writer)
-                loop.decoder = Decoder(Relations(self._config, self._source, self._store).resolve)
+                decoder = Decoder(relations.resolve, relations.announce)
+                loop = _Loop(self._tools, stream, start.lsn, writer, decoder)
                 loop.run(stop)
         finally:
             stream.close()
-
-    def _start_position(self, record: PipelineRecord) -> Lsn:
-        with connect(self._source, "stream-check") as connection:
-            found = catalog.server(connection)
-            if found.system_identifier != record.system_identifier:
-                raise SlotError(
-                    "the source is another server than the one that was discovered",
-                    hint="Point the connection at the right server, or drop the pipeline and discover it again.",
-                )
-            if found.timeline != record.timeline:
-                raise SlotError(
-                    f"the source was promoted (timeline {record.timeline} to {found.timeline})",
-                    hint="Drop the pipeline and discover it again: following a failover is not built yet.",
-                )
-            slot = slots.require(connection, self._config.slot)
-        return max(slot.confirmed, record.spooled_lsn)
 
 
 class _Loop:
     """One connection's loop: what it holds is thrown away with the connection, the ledger knows the rest."""
 
-    decoder: Decoder
-
-    def __init__(
-        self,
-        config: PipelineConfig,
-        store: Store,
-        lease: Lease,
-        spool: Spool,
-        stats: StreamStats,
-        stream: ReplicationStream,
-        start: Lsn,
-        writer: Threads,
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._lease = lease
-        self._spool = spool
-        self._stats = stats
+    def __init__(self, tools: _Tools, stream: ReplicationStream, start: Lsn, writer: Threads, decoder: Decoder) -> None:
+        self._config = tools.config
+        self._store = tools.store
+        self._lease = tools.lease
+        self._spool = tools.spool
+        self._memory = tools.memory
+        self._stats = tools.stats
+        self._on_spooled = tools.on_spooled
         self._stream = stream
         self._writer = writer
+        self._decoder = decoder
         self._stop = threading.Event()
         # Every commit before it is durable or in the write that is in flight.
         self._position = start
         self._advanced = start
+        # Where the spool does not survive, what is applied counts.
+        self._floor = start
         self._raw: list[bytes] = []
         self._raw_bytes = 0
         self._since: float | None = None
@@ -185,6 +200,7 @@ class _Loop:
                     self._stream.keep_alive()
                     self._settle(until_done=True)
                     continue
+                self._relieve_memory()
                 read = self._stream.read(READ_MESSAGES, READ_BYTES, self._wait_s())
                 self._take(read)
                 self._flush_if_due()
@@ -202,8 +218,23 @@ class _Loop:
             return _WAIT_S
         return max(0.0, min(_WAIT_S, self._config.batch.max_fill_ms / 1000 - self._age_s()))
 
+    def _limit(self) -> int:
+        """How many bytes a batch may have."""
+        return self._config.batch.max_bytes if self._memory is None else self._memory.budget(1)
+
     def _full(self) -> bool:
-        return self._writing is not None and self._pending.bytes >= self._config.batch.max_bytes
+        return self._writing is not None and self._pending.bytes >= self._limit()
+
+    def _relieve_memory(self) -> None:
+        """Memory is short: write what is held before reading on. Nothing held is no reason to stop: WAL would grow."""
+        held = self._raw_bytes + self._pending.bytes + self._open.bytes
+        if self._memory is None or not self._memory.pressed or held < _WORTH_A_FLUSH:
+            return
+        self._decode()
+        if self._open.bytes:
+            self._write_piece()
+        self._flush()
+        self._settle(until_done=True)
 
     def _take(self, read: Read) -> None:
         """Gather frames: decoding many at once is far cheaper, and nothing needs them before the next flush."""
@@ -221,12 +252,12 @@ class _Loop:
         raw, self._raw, self._raw_bytes = self._raw, [], 0
         whole = _after_last_commit(raw)
         if whole:
-            self._open.add(self.decoder.decode(raw[:whole]))
+            self._open.add(self._decoder.decode(raw[:whole]))
             self._pending.merge(self._open)
             self._open = Pending()
         if whole < len(raw):
-            self._open.add(self.decoder.decode(raw[whole:]))
-        if self._open.bytes >= self._config.batch.max_bytes:
+            self._open.add(self._decoder.decode(raw[whole:]))
+        if self._open.bytes >= self._limit():
             self._write_piece()
 
     def _write_piece(self) -> None:
@@ -247,7 +278,7 @@ class _Loop:
             self._decode()
             self._since = None if self._open.empty else time.monotonic()
             self._flush()
-        elif self._pending.bytes >= self._config.batch.max_bytes:
+        elif self._pending.bytes >= self._limit():
             self._flush()
 
     def _age_s(self) -> float:
@@ -284,6 +315,8 @@ class _Loop:
         self._stats.transactions += pending.transactions
         self._stats.segments += 1
         self._stats.last_committed_at = pending.last_committed_at
+        self._on_spooled()
+        self._find_floor(segment.to_lsn)
         return segment.to_lsn
 
     def _persist(self, step: Callable[[], T]) -> T:
@@ -325,7 +358,7 @@ class _Loop:
 
     def _confirm(self, lsn: Lsn) -> None:
         hit("confirm.before")
-        self._stream.confirm(lsn)
+        self._stream.confirm(lsn if self._config.spool_durable else self._floor)
         self._advanced = max(self._advanced, lsn)
         self._stats.spooled_lsn = max(self._stats.spooled_lsn, lsn)
         self._stats.waiting_for = None
@@ -334,7 +367,7 @@ class _Loop:
         """Nothing is pending: the server's own position is ours, and unrelated WAL can go."""
         if (
             self._since is not None
-            or self.decoder.in_transaction
+            or self._decoder.in_transaction
             or self._pieces
             or self._writing is not None
             or not self._pending.empty
@@ -342,15 +375,27 @@ class _Loop:
             return
         if keepalive is not None and keepalive > self._position:
             self._position = keepalive
-            self._stream.confirm(keepalive)
-        if self._position > self._advanced and time.monotonic() - self._advanced_at >= _ADVANCE_S:
+        behind = self._position > (self._advanced if self._config.spool_durable else self._floor)
+        if behind and time.monotonic() - self._advanced_at >= _ADVANCE_S:
             self._advanced_at = time.monotonic()
-            self._advanced = self._position
             self._writing = self._writer.submit(self._advance, self._position)
 
     def _advance(self, lsn: Lsn) -> Lsn:
         self._persist(lambda: self._store.advance(self._config.name, self._lease, lsn))
+        self._find_floor(lsn)
         return lsn
+
+    def _find_floor(self, lsn: Lsn) -> None:
+        """In the writer's thread: up to where every table has applied what concerns it.
+
+        A table in ``init`` needs nothing of it: its copy's snapshot is still to come.
+        """
+        if self._config.spool_durable:
+            return
+        tables = self._persist(lambda: self._store.tables(self._config.name))
+        waiting = {record.relation_id for record in tables if record.state.kind is not StateKind.INIT}
+        backlogs = self._persist(lambda: self._store.table_backlogs(self._config.name))
+        self._floor = min([lsn, *(one.first_lsn for one in backlogs if one.relation_id in waiting)])
 
     def _finish(self) -> None:
         """A clean stop: what is whole and pending becomes durable, and is confirmed."""

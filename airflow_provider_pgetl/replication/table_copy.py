@@ -23,7 +23,7 @@ from airflow_provider_pgetl.replication.destinations.base import (
     FileDestination,
     Partition,
 )
-from airflow_provider_pgetl.replication.errors import PgEtlError, Retry, SourceError
+from airflow_provider_pgetl.replication.errors import DestinationFailed, PgEtlError, Retry, SourceError
 from airflow_provider_pgetl.replication.failpoints import hit
 from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.progress import TableRecord
@@ -64,6 +64,11 @@ class CopyResult:
     generation: int
 
 
+def needs_a_person(error: PgEtlError) -> TableState:
+    """The state after a failed copy: whoever retries begins a new generation."""
+    return TableState(StateKind.ERRORED, reason=error.message, hint=error.hint, retry=Retry.MANUAL)
+
+
 def read_partition(source: str, snapshot: str, select: str, schema: TableSchema, lsn: Lsn) -> Iterator[pa.RecordBatch]:
     """The rows of one partition in the lake's shape; runs wherever the job runs."""
     for frames in copy_frames(source, snapshot, select):
@@ -80,8 +85,13 @@ def copy_table(
     by: str,
     run_id: str | None = None,
     on_progress: Callable[[CopyProgress], None] = lambda progress: None,
+    after_error: Callable[[PgEtlError], TableState | None] = needs_a_person,
 ) -> CopyResult:
-    """Copy the table of ``record`` (in ``init``) and leave it in ``sync_wait`` for the applier."""
+    """Copy the table of ``record`` (in ``init``) and leave it in ``sync_wait`` for the applier.
+
+    A table that ``table_sync_copy`` leaves out goes the same way without rows. After an error the table is in the
+    state that ``after_error`` says; None leaves it as it is.
+    """
     started = time.monotonic()
     try:
         record = store.move(record, TableState(StateKind.DATA_SYNC), by=by, run_id=run_id)
@@ -89,6 +99,7 @@ def copy_table(
             plan = _plan(config, store, holder, record)
             hit("copy.planned")
             log.info("copying %s at %s in %d partitions", record.table, plan.lsn, len(plan.partitions))
+            store.prepare_for_copy(record)
             destination.begin_copy(plan)
             rows = _Jobs(config, destination, plan, holder, started, on_progress).run()
         destination.finish_copy(plan)
@@ -103,8 +114,12 @@ def copy_table(
         )
         store.move(record, TableState(StateKind.SYNC_WAIT, lsn=plan.lsn), by=by, run_id=run_id)
     except PgEtlError as error:
-        _remember(store, record, error, by, run_id)
+        _remember(store, record, after_error(error), by, run_id)
         raise
+    except Exception as error:
+        unknown = DestinationFailed(f"an unexpected error: {type(error).__name__}")
+        _remember(store, record, after_error(unknown), by, run_id)
+        raise unknown from error
     return CopyResult(rows, len(plan.partitions), plan.lsn, time.monotonic() - started, record.generation)
 
 
@@ -116,13 +131,16 @@ def _plan(config: PipelineConfig, store: Store, holder: SnapshotHolder, record: 
             hint=f"Add it to the publication {config.publication!r}.",
         )
     schema = store.add_schema(config.name, table.schema, holder.lsn)
-    partitions = plan_partitions(holder.connection, table, config.max_copy_connections_per_table)
+    partitions: tuple[Partition, ...] = ()
+    if config.table_sync_copy.copies(record.table):
+        partitions = plan_partitions(holder.connection, table, config.max_copy_connections_per_table)
     return CopyPlan(schema, record.generation, holder.snapshot, holder.lsn, partitions)
 
 
-def _remember(store: Store, record: TableRecord, error: PgEtlError, by: str, run_id: str | None) -> None:
-    """Leave the reason where people look; whoever retries begins a new generation."""
-    state = TableState(StateKind.ERRORED, reason=error.message, hint=error.hint, retry=Retry.MANUAL)
+def _remember(store: Store, record: TableRecord, state: TableState | None, by: str, run_id: str | None) -> None:
+    """Leave the reason where people look."""
+    if state is None:
+        return
     try:
         store.move(record, state, by=by, run_id=run_id)
     except PgEtlError as second:
@@ -141,7 +159,7 @@ class _Jobs:
         started: float,
         on_progress: Callable[[CopyProgress], None],
     ) -> None:
-        self._workers = min(config.max_copy_connections_per_table, len(plan.partitions))
+        self._workers = min(config.max_copy_connections_per_table, len(plan.partitions)) or 1
         self._destination = destination
         self._plan = plan
         self._holder = holder

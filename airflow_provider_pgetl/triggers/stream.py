@@ -17,10 +17,8 @@ A trigger whose task is not deferred any more parks until it is cancelled: one t
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
+import dataclasses
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -214,9 +212,10 @@ class PgStreamTrigger(BaseTrigger):
         from airflow_provider_pgetl.replication.pipeline import Pipeline
 
         config = pipeline_config(self.pipeline, self.publication, self.spool_root, self.options)
+        config = dataclasses.replace(config, pg_connection=addresses.source)
         destination = addresses.destination(self.catalog)
-        owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        return Pipeline(config, addresses.source, store, destination, owner=owner)
+        # Tables are discovered and copied by tasks.
+        return Pipeline(config, store, destination, copies=False)
 
     async def _drive(self, pipeline: Pipeline) -> None:
         await pipeline.start()

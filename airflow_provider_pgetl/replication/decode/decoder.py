@@ -37,6 +37,7 @@ from airflow_provider_pgetl.replication.schema import TableSchema
 EPOCH_US = 946_684_800_000_000
 
 Resolve = Callable[[Relation, Lsn], TableSchema]
+Announce = Callable[[Message, Lsn], TableSchema | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +56,25 @@ class Decoded:
     """
 
     changes: list[TableChanges] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
     transactions: int = 0
     first_lsn: Lsn | None = None
     end_lsn: Lsn | None = None
     committed_at: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Described:
-    """A Relation message and the transaction that brought it."""
+    """A Relation message, the transaction that brought it and, once a change needs it, the schema behind it."""
 
     relation: Relation
     lsn: Lsn
+    schema: TableSchema | None = None
+
+    @property
+    def resolved(self) -> TableSchema:
+        """The schema, which a change has asked for."""
+        assert self.schema is not None
+        return self.schema
 
 
 Spans = dict[int, list[tuple[int, Described]]]
@@ -81,14 +88,24 @@ class _Place:
     committed_at: npt.NDArray[np.int64]
     ordinal: npt.NDArray[np.int64]
 
+    def truncate(self, index: int, schema: TableSchema) -> pa.RecordBatch:
+        """The TRUNCATE at ``index`` as a change of one of its tables."""
+        at = (int(self.commit_lsn[index]), int(self.ordinal[index]), int(self.committed_at[index]))
+        return truncate_change(change_schema(schema), *at)
+
 
 class Decoder:
-    """Decodes the batches of one connection; knows its relations and the transaction that is open."""
+    """Decodes the batches of one connection; knows its relations and the transaction that is open.
 
-    def __init__(self, resolve: Resolve) -> None:
+    ``resolve`` is asked for the schema behind a Relation message when a change first refers to it, ``announce`` is
+    told of logical messages inside of transactions and answers with the schema that one brings, if it does.
+    """
+
+    def __init__(self, resolve: Resolve, announce: Announce = lambda message, lsn: None) -> None:
         self._resolve = resolve
+        self._announce = announce
+        self._announced: dict[int, TableSchema] = {}
         self._relations: dict[int, Described] = {}
-        self._schemas: dict[int, tuple[Relation, TableSchema]] = {}
         # Of the transaction that an earlier batch left open: commit LSN, commit time, messages so far.
         self._open: tuple[int, int, int] | None = None
 
@@ -106,15 +123,16 @@ class Decoder:
         _check_kinds(frames)
         place = self._place(frames, decoded)
         spans = self._read_relations(frames, place)
-        for schema, rows in self._group(frames, spans):
+        groups = list(_group(frames, spans))
+        truncates = list(_truncates(frames, spans))
+        self._resolve_in_order(frames, place, [(int(rows[0]), one) for one, rows in groups] + truncates)
+        for described, rows in groups:
             batch = decode_changes(
-                frames, schema, rows, place.commit_lsn[rows], place.ordinal[rows], place.committed_at[rows]
+                frames, described.resolved, rows, place.commit_lsn[rows], place.ordinal[rows], place.committed_at[rows]
             )
-            decoded.changes.append(TableChanges(schema, batch))
-        for index in np.flatnonzero(frames.kind == wire.TRUNCATE):
-            decoded.changes.extend(self._truncate(frames, place, int(index), spans))
-        for index in np.flatnonzero(frames.kind == wire.MESSAGE):
-            decoded.messages.append(read_message(frames.body(int(index))))
+            decoded.changes.append(TableChanges(described.resolved, batch))
+        for index, described in truncates:
+            decoded.changes.append(TableChanges(described.resolved, place.truncate(index, described.resolved)))
         return decoded
 
     def _place(self, frames: Frames, decoded: Decoded) -> _Place:
@@ -165,59 +183,60 @@ class Decoder:
         )
 
     def _read_relations(self, frames: Frames, place: _Place) -> Spans:
-        """For each table its descriptions with the index from which they hold; most have one."""
+        """For each table its descriptions with the index from which they hold; most have one.
+
+        Postgres describes a table again after each change of it, also if the description is the same: a column
+        that was dropped and added again under its name looks as before.
+        """
         spans: Spans = {relation_id: [(0, known)] for relation_id, known in self._relations.items()}
         for index in np.flatnonzero(frames.kind == wire.RELATION):
             relation = read_relation(frames.body(int(index)))
-            known = self._relations.get(relation.relation_id)
-            if known is not None and known.relation == relation:
-                continue
             described = Described(relation, Lsn(place.commit_lsn[index]))
             spans.setdefault(relation.relation_id, []).append((int(index), described))
             self._relations[relation.relation_id] = described
         return spans
 
-    def _schema(self, described: Described) -> TableSchema:
-        """Resolved when a change needs it: with publish_via_partition_root Postgres also describes the leaves,
-        which nothing ever refers to."""
-        relation = described.relation
-        known = self._schemas.get(relation.relation_id)
-        if known is None or known[0] != relation:
-            known = self._schemas[relation.relation_id] = (relation, self._resolve(relation, described.lsn))
-        return known[1]
+    def _resolve_in_order(self, frames: Frames, place: _Place, references: list[tuple[int, Described]]) -> None:
+        """Look up the schemas that changes refer to, and tell of messages, in the order of the stream.
 
-    def _group(self, frames: Frames, spans: Spans) -> Iterator[tuple[TableSchema, Positions]]:
-        rows = np.flatnonzero(np.isin(frames.kind, (wire.INSERT, wire.UPDATE, wire.DELETE)))
-        if not len(rows):
-            return
-        frames.require(rows, 7)
-        relation = frames.i32[frames.start[rows] + BODY].astype(np.uint32)
-        order = np.argsort(relation, kind="stable")
-        rows, relation = rows[order], relation[order]
-        edges = np.flatnonzero(np.diff(relation)) + 1
-        for part in np.split(rows, edges):
-            relation_id = int(np.uint32(frames.i32[frames.start[part[0]] + BODY].astype(np.uint32)))
-            for described, rows_of in _by_description(frames, part, spans.get(relation_id)):
-                yield self._schema(described), rows_of
+        Only what a change refers to: with publish_via_partition_root Postgres also describes the leaves.
+        """
+        steps: list[tuple[int, Described | None]] = [(at, one) for at, one in references if one.schema is None]
+        steps += [(int(at), None) for at in np.flatnonzero(frames.kind == wire.MESSAGE)]
+        for index, described in sorted(steps, key=lambda step: step[0]):
+            if described is None:
+                self._on_message(read_message(frames.body(index)), Lsn(place.commit_lsn[index]))
+            elif described.schema is None:
+                relation = described.relation
+                announced = self._announced.get(relation.relation_id)
+                told = announced is not None and relation.describes(announced)
+                described.schema = announced if told else self._resolve(relation, described.lsn)
 
-    def _truncate(
-        self,
-        frames: Frames,
-        place: _Place,
-        index: int,
-        spans: Spans,
-    ) -> Iterator[TableChanges]:
+    def _on_message(self, message: Message, lsn: Lsn) -> None:
+        schema = self._announce(message, lsn) if message.transactional else None
+        if schema is not None:
+            self._announced[schema.relation_id] = schema
+
+
+def _group(frames: Frames, spans: Spans) -> Iterator[tuple[Described, Positions]]:
+    """The changes of each table under each of its descriptions."""
+    rows = np.flatnonzero(np.isin(frames.kind, (wire.INSERT, wire.UPDATE, wire.DELETE)))
+    if not len(rows):
+        return
+    frames.require(rows, 7)
+    relation = frames.i32[frames.start[rows] + BODY].astype(np.uint32)
+    order = np.argsort(relation, kind="stable")
+    rows, relation = rows[order], relation[order]
+    edges = np.flatnonzero(np.diff(relation)) + 1
+    for part in np.split(rows, edges):
+        relation_id = int(np.uint32(frames.i32[frames.start[part[0]] + BODY].astype(np.uint32)))
+        yield from _by_description(frames, part, spans.get(relation_id))
+
+
+def _truncates(frames: Frames, spans: Spans) -> Iterator[tuple[int, Described]]:
+    for index in map(int, np.flatnonzero(frames.kind == wire.TRUNCATE)):
         for relation_id in read_truncate(frames.body(index)).relation_ids:
-            schema = self._schema(_description_at(frames, index, spans.get(relation_id)))
-            yield TableChanges(
-                schema,
-                truncate_change(
-                    change_schema(schema),
-                    int(place.commit_lsn[index]),
-                    int(place.ordinal[index]),
-                    int(place.committed_at[index]),
-                ),
-            )
+            yield index, _description_at(frames, index, spans.get(relation_id))
 
 
 def _check_kinds(frames: Frames) -> None:

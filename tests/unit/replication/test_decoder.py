@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgetl.replication.decode.decoder import Decoded, Decoder
+from airflow_provider_pgetl.replication.decode.messages import Message
 from airflow_provider_pgetl.replication.errors import DecodeError
 from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.schema import Identity
@@ -98,9 +99,14 @@ def test_truncate_is_a_change_of_each_table() -> None:
 
 
 def test_messages_are_handed_on() -> None:
-    decoded = Decoder(wire.resolve).decode([wire.message("pgetl", b"hello", transactional=False)])
-    assert [(m.prefix, m.content) for m in decoded.messages] == [("pgetl", b"hello")]
-    assert decoded.end_lsn is None
+    told: list[tuple[str, bytes]] = []
+
+    def announce(message: Message, lsn: Lsn) -> None:
+        told.append((message.prefix, message.content))
+
+    decoder = Decoder(wire.resolve, announce)
+    decoder.decode([wire.message("beat", b"", transactional=False), wire.begin(100), wire.message("pgetl", b"hello")])
+    assert told == [("pgetl", b"hello")], "one outside of a transaction announces nothing"
 
 
 def test_two_tables_in_one_batch_are_kept_apart() -> None:
