@@ -26,7 +26,7 @@ class PgEtlDBManager(BaseDBManager):
     migration_dir = str(MIGRATIONS)
     alembic_file = str(MIGRATIONS / "alembic.ini")
     supports_table_dropping = True
-    revision_heads_map = {"0.1.0": "0001"}  # noqa: RUF012
+    revision_heads_map = {"0.1.0": "0002"}  # noqa: RUF012
 
     @property
     def usable(self) -> bool:

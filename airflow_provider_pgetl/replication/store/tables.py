@@ -1,11 +1,11 @@
 """The state tables, defined once: for the Alembic migrations and for ``PostgresStore.create_tables``.
 
     pipeline ──┬── table_state ── table_state_history      where each table stands, and how it came there
-               ├── table_schema                            its shape, by version
+               ├── table_schema                            its shapes, each from an LSN on
                ├── segment ── segment_file                 the spool's ledger
                ├── cut ── cut_table                        one LSN over all ready tables
                ├── outbox                                  what is to be announced, the newest of each kind
-               ├── destination_table, name_map             what the lake calls it
+               ├── destination_table, name_map             what the destination calls it, and its shape there
                └── command, sample                         questions to the stream, figures over time
     lease                                                  outlives its pipeline: an epoch never goes back
 
@@ -112,6 +112,7 @@ table_state = Table(
     Column("snapshot_id", BigInteger),
     Column("copied_rows", BigInteger),
     Column("schema_version", Integer),
+    Column("source_mark", Text),
     _at("updated_at"),
 )
 
@@ -125,6 +126,7 @@ table_state_history = Table(
     *_state(),
     Column("moved_by", Text, nullable=False),
     Column("run_id", Text),
+    Column("rolled_back", Boolean, nullable=False, server_default=text("false")),
     _at("at"),
     ForeignKeyConstraint(
         ["pipeline", "relation_id"],
@@ -229,6 +231,7 @@ destination_table = Table(
     Column("relation_id", BigInteger, primary_key=True, autoincrement=False),
     Column("name", Text, nullable=False),
     Column("schema_version", Integer, nullable=False),
+    Column("previous_version", Integer),
     Column("status", Text, nullable=False),
     _at("updated_at"),
 )
