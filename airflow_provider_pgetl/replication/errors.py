@@ -12,7 +12,8 @@
     │   └── SpoolCorrupt          a registered file is missing or altered   manual
     ├── StoreError                state store refused or is gone            timed
     │   ├── Overtaken             a newer epoch or generation owns this     never
-    │   └── IllegalTransition     a move that the state table forbids       never
+    │   ├── IllegalTransition     a move that the state table forbids       never
+    │   └── SchemaChangeUnderWay  the destination may be in either shape    manual
     ├── DestinationError          the lake refused                          manual
     │   ├── DestinationUnreachable                                          timed
     │   └── DestinationFailed     it broke off for no reason that we know   timed
@@ -121,6 +122,13 @@ class Overtaken(StoreError):
 class IllegalTransition(StoreError):
     retry = Retry.NEVER
     default_hint = "The table is not in a state from which this can be done."
+
+
+class SchemaChangeUnderWay(StoreError):
+    """A schema change of the destination's table was begun and not finished."""
+
+    retry = Retry.MANUAL
+    default_hint = "Start the stream: it finishes the schema change. If that fails, resync the table."
 
 
 class DestinationError(PgEtlError):

@@ -1,9 +1,9 @@
 """The store's contract.
 
 Every method is blocking, thread-safe and one transaction. Progress only moves forward: a write of an older
-position keeps the stored one. A write under a lease that was overtaken raises ``Overtaken`` and writes nothing;
-so does a write for a generation that is no longer the table's. A store that can't be reached raises
-``StoreError``; the caller may repeat the call.
+position keeps the stored one (all but ``reset_all`` and ``rewind``). A write under a lease that was overtaken
+raises ``Overtaken`` and writes nothing; so does a write for a generation that is no longer the table's. A store
+that can't be reached raises ``StoreError``; the caller may repeat the call.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ class SchemaStore(Protocol):
 
         Nothing is added if the version that holds at ``lsn`` has the same shape (``rules.same_shape``): that one is
         returned. If the first version after ``lsn`` has the same shape, it holds from ``lsn`` on and is returned: a
-        copy may see a shape before the stream gets there. A schema with ``rewrite`` is the same as another only
-        at the very same LSN.
+        copy may see a shape before the stream gets there. (Not if a version with a larger number begins at ``lsn``:
+        it would come before that one.) A schema with ``rewrite`` is the same as another only at the very same LSN,
+        and a version with ``rewrite`` stays where it is; one without is the same as a version that holds, rewritten
+        or not.
         """
 
     def latest_schema(self, pipeline: str, relation_id: int) -> TableSchema | None:
@@ -53,8 +55,8 @@ class SchemaStore(Protocol):
     def prune_schemas(self, pipeline: str, relation_id: int, before: Lsn) -> int:
         """Forget versions that nobody at ``before`` or later needs; returns how many.
 
-        The newest at or before ``before`` is kept, and so are those that a spool file still uses and the one in
-        which the destination's table is.
+        The newest at or before ``before`` is kept, and so are those that a spool file still uses and those in which
+        the destination's table is or may be; the largest number, too, so that none is used twice.
         """
 
     def schema_version(self, pipeline: str, relation_id: int, version: int) -> TableSchema | None:
@@ -109,11 +111,13 @@ class StateStore(Protocol):
     def rollback(self, record: TableRecord, *, by: str) -> TableRecord:
         """Return to the state before the present one in this generation; ``IllegalTransition`` if there is none.
 
-        A table that goes back again and again moves back through its history; it never moves forward this way.
+        A rollback undoes the last move that is not undone yet: a table that goes back again and again moves back
+        through its history and never forward. It does not go back into an error, nor to the state in which it is.
+        The history keeps who did it.
         """
 
     def mark_source(self, pipeline: str, relation_id: int, mark: str) -> TableRecord:
-        """Remember how the source publishes the table."""
+        """Remember how the source publishes the table; a new generation keeps it."""
 
     def applied(self, lease: Lease, record: TableRecord, lsn: Lsn, snapshot_id: int | None) -> TableRecord:
         """Record that the lake's table of this generation holds every commit before ``lsn``."""
@@ -133,7 +137,10 @@ class TableLifecycleStore(Protocol):
 
     def reset_all(self, pipeline: str, lease: Lease, lsn: Lsn, *, by: str) -> list[SpoolFile]:
         """Every table begins again at ``init`` with a new generation and no ``applied_lsn``, the ledger at ``lsn``
-        (also backwards) without segments; returns the files that were registered, for deletion."""
+        (also backwards) without segments; returns the files that were registered, for deletion.
+
+        The outbox gets a ``copy`` of each table. Schema versions from after ``lsn`` hold from ``lsn`` on: nothing
+        that was seen lies ahead of what will be sent."""
 
     def delete_table(self, pipeline: str, relation_id: int) -> list[SpoolFile]:
         """Forget the table, its history, schemas, metadata and registered files; returns those files, for deletion.
@@ -144,13 +151,17 @@ class DestinationStore(Protocol):
     """What the destination calls the tables, and in which shape they are."""
 
     def applying(self, record: TableRecord, name: str, version: int) -> DestinationTable:
-        """A schema change to ``version`` begins: the present version becomes the previous one. Repeatable."""
+        """A schema change to ``version`` begins: the present version becomes the previous one. Repeatable.
+
+        ``SchemaChangeUnderWay`` if a change to another version was begun and not finished."""
 
     def applied_schema(self, record: TableRecord, name: str, version: int) -> DestinationTable:
-        """The destination's table is in shape ``version``, which the table's record says from now on, too."""
+        """The destination's table is in shape ``version``, which the table's record says from now on, too.
+
+        No change is under way any more, and there is no previous version."""
 
     def destination_table(self, pipeline: str, relation_id: int) -> DestinationTable | None:
-        """The destination's table; ``StoreError`` (manual) while a schema change is under way."""
+        """The destination's table; ``SchemaChangeUnderWay`` (manual) while a schema change is under way."""
 
     def destination_status(self, pipeline: str, relation_id: int) -> DestinationTable | None:
         """The same for recovery: also while a schema change is under way."""
@@ -198,7 +209,7 @@ class LedgerStore(Protocol):
         """(files, bytes) registered and not yet applied by their table."""
 
     def table_backlogs(self, pipeline: str) -> list[TableBacklog]:
-        """The same by table, the one furthest behind (oldest commit) first."""
+        """The same by table, the one furthest behind (oldest commit) first; of a file applied in part, the rest."""
 
     def spool_size(self, pipeline: str) -> tuple[int, int]:
         """(files, bytes) registered in all."""
@@ -206,6 +217,8 @@ class LedgerStore(Protocol):
     def rewind(self, pipeline: str, lease: Lease, lsn: Lsn) -> list[SpoolFile]:
         """Set ``spooled_lsn`` back to ``lsn``: segments that reach past it are forgotten; returns their files.
 
+        If such a file also holds commits before ``lsn``, ``spooled_lsn`` goes back to the first of them: they are
+        in the spool no more. A later ``lsn`` than ``spooled_lsn`` moves nothing.
         For WAL that will be sent again, or that is not the source's any more (a failover)."""
 
     def follow_timeline(self, pipeline: str, lease: Lease, timeline: int) -> PipelineRecord:
@@ -225,7 +238,9 @@ class CutStore(Protocol):
         """The newest cut at exactly ``lsn``."""
 
     def announcements(self, pipeline: str, after: int = 0) -> list[Announcement]:
-        """Rows of the outbox with a larger id than ``after``, oldest first; of each kind and table the newest only."""
+        """Rows of the outbox with a larger id than ``after``, oldest first; of each kind and table the newest only.
+
+        Ids become visible in their order: who goes on from the last id seen misses nothing."""
 
     def ask(self, pipeline: str, kind: str, payload: dict[str, Any], *, by: str) -> int:
         """Ask the running stream for something; returns the command's id."""

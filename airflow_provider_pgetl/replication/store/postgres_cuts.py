@@ -1,4 +1,4 @@
-"""Cuts, commands to the running stream, and samples, in Postgres."""
+"""Cuts, the outbox's announcements, commands to the running stream, and samples, in Postgres."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from psycopg.errors import ForeignKeyViolation
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
-from airflow_provider_pgetl.replication.errors import StoreError
 from airflow_provider_pgetl.replication.lsn import Lsn
-from airflow_provider_pgetl.replication.progress import Command, Cut, CutTable, Lease
+from airflow_provider_pgetl.replication.progress import Announcement, Command, Cut, CutTable, Lease
 from airflow_provider_pgetl.replication.store.postgres_lease import hold
+from airflow_provider_pgetl.replication.store.postgres_locks import lock_pipeline
+from airflow_provider_pgetl.replication.store.postgres_outbox import announce_cut
 from airflow_provider_pgetl.replication.store.postgres_pool import Pool
+from airflow_provider_pgetl.replication.store.postgres_rows import one
 from airflow_provider_pgetl.replication.store.rules import CUTS_KEPT, SAMPLES_KEPT, unknown_pipeline
 
 # Old rows go with every so many new ones, not with each.
@@ -29,6 +31,7 @@ class PostgresCuts:
     def record_cut(self, pipeline: str, lease: Lease, lsn: Lsn, tables: Sequence[CutTable]) -> Cut:
         with self._pool.transaction() as cursor:
             hold(cursor, lease)
+            lock_pipeline(cursor, pipeline)
             row = _insert(
                 cursor,
                 pipeline,
@@ -41,7 +44,7 @@ class PostgresCuts:
                 "insert into pgetl.cut_table (cut_id, relation_id, snapshot_id) values (%s, %s, %s)",
                 [(cut.id, table.relation_id, table.snapshot_id) for table in tables],
             )
-            _announce(cursor, pipeline, cut)
+            announce_cut(cursor, pipeline, lsn, in_order)
             if cut.id % THIN_EVERY == 0:
                 cursor.execute(
                     "delete from pgetl.cut where pipeline = %s and id <= (select id from pgetl.cut"
@@ -62,6 +65,15 @@ class PostgresCuts:
                 (pipeline, lsn),
             )
             return _cut(cursor)
+
+    def announcements(self, pipeline: str, after: int = 0) -> list[Announcement]:
+        with self._pool.transaction() as cursor:
+            rows = cursor.execute(
+                "select id, kind, relation_id, lsn, snapshot_id from pgetl.outbox"
+                " where pipeline = %s and id > %s order by id",
+                (pipeline, after),
+            ).fetchall()
+        return [Announcement(**row) for row in rows]
 
     def ask(self, pipeline: str, kind: str, payload: dict[str, Any], *, by: str) -> int:
         with self._pool.transaction() as cursor:
@@ -132,22 +144,7 @@ def _insert(cursor: Cursor[DictRow], pipeline: str, statement: str, values: tupl
         row = cursor.execute(statement, values).fetchone()
     except ForeignKeyViolation as error:
         raise unknown_pipeline(pipeline) from error
-    if row is None:
-        raise StoreError("the state database returned no row for a row just written")
-    return row
-
-
-def _announce(cursor: Cursor[DictRow], pipeline: str, cut: Cut) -> None:
-    """Outbox rows of the cut: a newer one of a table replaces the older, for readers want the latest."""
-    relations = [table.relation_id for table in cut.tables]
-    cursor.execute(
-        "delete from pgetl.outbox where pipeline = %s and kind = 'cut' and relation_id = any(%s)",
-        (pipeline, relations),
-    )
-    cursor.executemany(
-        "insert into pgetl.outbox (pipeline, kind, relation_id, lsn, snapshot_id) values (%s, 'cut', %s, %s, %s)",
-        [(pipeline, table.relation_id, cut.lsn, table.snapshot_id) for table in cut.tables],
-    )
+    return one(row)
 
 
 def _cut(cursor: Cursor[DictRow]) -> Cut | None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from psycopg import Cursor
 from psycopg.rows import DictRow
 
-from airflow_provider_pgetl.replication.errors import StoreError
 from airflow_provider_pgetl.replication.lsn import Lsn
-from airflow_provider_pgetl.replication.progress import Lease, Segment, SpoolFile
+from airflow_provider_pgetl.replication.progress import Lease, PipelineRecord, Segment, SpoolFile, TableBacklog
 from airflow_provider_pgetl.replication.store.postgres_lease import hold
+from airflow_provider_pgetl.replication.store.postgres_locks import lock_pipeline
 from airflow_provider_pgetl.replication.store.postgres_pool import Pool
-from airflow_provider_pgetl.replication.store.rules import APPLYING, replayed, unknown_pipeline
+from airflow_provider_pgetl.replication.store.postgres_rows import one, pipeline_record, spool_file
+from airflow_provider_pgetl.replication.store.rules import APPLYING, replayed, rewound, unknown_pipeline
 
 
 class PostgresLedger:
@@ -23,7 +24,7 @@ class PostgresLedger:
     def add_segment(self, pipeline: str, lease: Lease, segment: Segment) -> int:
         with self._pool.transaction() as cursor:
             hold(cursor, lease)
-            spooled = _lock_spooled(cursor, pipeline)
+            spooled = lock_pipeline(cursor, pipeline).spooled_lsn
             if segment.from_lsn < spooled:
                 return _repeated(cursor, pipeline, lease, segment, spooled)
             segment_id = _insert_segment(cursor, pipeline, lease, segment)
@@ -45,7 +46,7 @@ class PostgresLedger:
                 " order by id",
                 (pipeline, relation_id, from_lsn, to_lsn),
             ).fetchall()
-        return [_spool_file(row) for row in rows]
+        return [spool_file(row) for row in rows]
 
     def all_paths(self, pipeline: str) -> set[str]:
         with self._pool.transaction() as cursor:
@@ -63,7 +64,7 @@ class PostgresLedger:
                 " order by f.id",
                 (pipeline, [str(kind) for kind in APPLYING], older_than_s),
             ).fetchall()
-        return [_spool_file(row) for row in rows]
+        return [spool_file(row) for row in rows]
 
     def forget_files(self, pipeline: str, paths: Sequence[str]) -> None:
         with self._pool.transaction() as cursor:
@@ -71,11 +72,7 @@ class PostgresLedger:
                 "delete from pgetl.segment_file where pipeline = %s and path = any(%s) returning segment_id",
                 (pipeline, list(paths)),
             ).fetchall()
-            cursor.execute(
-                "delete from pgetl.segment s where s.id = any(%s)"
-                " and not exists (select from pgetl.segment_file f where f.segment_id = s.id)",
-                (sorted({row["segment_id"] for row in rows}),),
-            )
+            forget_empty_segments(cursor, rows)
 
     def backlog(self, pipeline: str) -> tuple[int, int]:
         with self._pool.transaction() as cursor:
@@ -88,15 +85,64 @@ class PostgresLedger:
             ).fetchone()
         return (row["files"], row["bytes"]) if row else (0, 0)
 
+    def table_backlogs(self, pipeline: str) -> list[TableBacklog]:
+        with self._pool.transaction() as cursor:
+            rows = cursor.execute(
+                "select f.relation_id, count(*) as files, sum(f.bytes)::bigint as bytes,"
+                "  min(greatest(f.first_lsn, t.applied_lsn)) as oldest"
+                " from pgetl.segment_file f"
+                " left join pgetl.table_state t on t.pipeline = f.pipeline and t.relation_id = f.relation_id"
+                " where f.pipeline = %s and (t.applied_lsn is null or f.last_lsn >= t.applied_lsn)"
+                " group by f.relation_id order by oldest, f.relation_id",
+                (pipeline,),
+            ).fetchall()
+        return [TableBacklog(row["relation_id"], row["files"], row["bytes"], row["oldest"]) for row in rows]
 
-def _lock_spooled(cursor: Cursor[DictRow], pipeline: str) -> Lsn:
-    row = cursor.execute(
-        "select spooled_lsn from pgetl.pipeline where name = %s for no key update", (pipeline,)
-    ).fetchone()
-    if row is None:
-        raise unknown_pipeline(pipeline)
-    spooled: Lsn = row["spooled_lsn"]
-    return spooled
+    def spool_size(self, pipeline: str) -> tuple[int, int]:
+        with self._pool.transaction() as cursor:
+            row = cursor.execute(
+                "select count(*) as files, coalesce(sum(bytes), 0)::bigint as bytes"
+                " from pgetl.segment_file where pipeline = %s",
+                (pipeline,),
+            ).fetchone()
+        return (row["files"], row["bytes"]) if row else (0, 0)
+
+    def rewind(self, pipeline: str, lease: Lease, lsn: Lsn) -> list[SpoolFile]:
+        with self._pool.transaction() as cursor:
+            hold(cursor, lease)
+            spooled = lock_pipeline(cursor, pipeline).spooled_lsn
+            rows = cursor.execute(
+                "select f.* from pgetl.segment_file f join pgetl.segment s on s.id = f.segment_id"
+                " where s.pipeline = %s and s.to_lsn > %s order by f.id",
+                (pipeline, lsn),
+            ).fetchall()
+            forgotten = [spool_file(row) for row in rows]
+            cursor.execute("delete from pgetl.segment where pipeline = %s and to_lsn > %s", (pipeline, lsn))
+            cursor.execute(
+                "update pgetl.pipeline set spooled_lsn = %s, updated_at = clock_timestamp() where name = %s",
+                (rewound(spooled, lsn, forgotten), pipeline),
+            )
+        return forgotten
+
+    def follow_timeline(self, pipeline: str, lease: Lease, timeline: int) -> PipelineRecord:
+        with self._pool.transaction() as cursor:
+            hold(cursor, lease)
+            row = cursor.execute(
+                "update pgetl.pipeline set timeline = %s, updated_at = clock_timestamp() where name = %s returning *",
+                (timeline, pipeline),
+            ).fetchone()
+        if row is None:
+            raise unknown_pipeline(pipeline)
+        return pipeline_record(row)
+
+
+def forget_empty_segments(cursor: Cursor[DictRow], files: Iterable[DictRow]) -> None:
+    """Remove the segments of deleted files that have none left."""
+    cursor.execute(
+        "delete from pgetl.segment s where s.id = any(%s)"
+        " and not exists (select from pgetl.segment_file f where f.segment_id = s.id)",
+        (sorted({file["segment_id"] for file in files}),),
+    )
 
 
 def _move_spooled(cursor: Cursor[DictRow], pipeline: str, lsn: Lsn) -> bool:
@@ -133,9 +179,7 @@ def _insert_segment(cursor: Cursor[DictRow], pipeline: str, lease: Lease, segmen
             segment.last_committed_at,
         ),
     ).fetchone()
-    if row is None:
-        raise StoreError("the state database returned no id for a segment")
-    return int(row["id"])
+    return int(one(row)["id"])
 
 
 def _insert_files(cursor: Cursor[DictRow], pipeline: str, segment_id: int, files: Sequence[SpoolFile]) -> None:
@@ -157,17 +201,4 @@ def _insert_files(cursor: Cursor[DictRow], pipeline: str, segment_id: int, files
             )
             for file in files
         ],
-    )
-
-
-def _spool_file(row: DictRow) -> SpoolFile:
-    return SpoolFile(
-        relation_id=row["relation_id"],
-        schema_version=row["schema_version"],
-        path=row["path"],
-        rows=row["rows"],
-        bytes=row["bytes"],
-        checksum=row["checksum"],
-        first_lsn=row["first_lsn"],
-        last_lsn=row["last_lsn"],
     )

@@ -155,7 +155,7 @@ def wrapped(error: psycopg.Error) -> StoreError:
     if isinstance(error, (UndefinedTable, UndefinedColumn, InvalidSchemaName)):
         return StoreError(
             f"the state tables are missing or old: {said}",
-            hint="Run `airflow db migrate` on the database of the state connection.",
+            hint="Run `airflow db migrate` on the database of the state connection (without Airflow: create_tables).",
         )
     if isinstance(error, InsufficientPrivilege):
         return StoreError(
