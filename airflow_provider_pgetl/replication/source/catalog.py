@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+
+from psycopg.rows import TupleRow, dict_row
 
 from airflow_provider_pgetl.replication.errors import SourceError
 from airflow_provider_pgetl.replication.lsn import Lsn
@@ -69,9 +71,11 @@ select c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relkind::text,
 from pg_publication_tables p
 join pg_namespace n on n.nspname = p.schemaname
 join pg_class c on c.relnamespace = n.oid and c.relname = p.tablename
-where p.pubname = %s
+where p.pubname = %(publication)s and (%(relation)s::oid is null or c.oid = %(relation)s::oid)
 order by n.nspname, c.relname
 """
+# Names of types and in expressions print the same under every role, and as the DDL trigger prints them.
+SEARCH_PATH = "pg_catalog, pg_temp"
 
 # A domain's type and modifier are those of what it rests on, however deep.
 _BASE = """
@@ -95,35 +99,62 @@ from base b join pg_type u on u.oid = b.typ left join pg_type e on e.oid = u.typ
 where b.oid = any(%s::oid[])
 """  # noqa: S608 - put together from constants
 
-_COLUMNS = f"""
-{_BASE}, key as (
+_COLUMNS = """
+{base}, key as (
     select i.indrelid, k.attnum, k.position
     from pg_index i
     join pg_class c on c.oid = i.indrelid
     cross join lateral unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
-    where k.position <= i.indnkeyatts
-      and case when c.relreplident = 'i' then i.indisreplident else i.indisprimary end
+    where i.indrelid = any({relations}::oid[]) and k.position <= i.indnkeyatts
+      -- As Postgres sees it, a deferrable key is none: it may be hurt in the middle of a transaction.
+      and case when c.relreplident = 'i' then i.indisreplident else i.indisprimary and i.indimmediate end
+), part (root, relid) as (
+    select c.oid, i.inhrelid from pg_class c join pg_inherits i on i.inhparent = c.oid
+    where c.oid = any({relations}::oid[]) and c.relkind = 'p'
+  union all
+    select p.root, i.inhrelid from part p join pg_inherits i on i.inhparent = p.relid
 )
-select a.attrelid::int8, a.attname, a.attnum::int4, a.atttypid::int8, b.typ::int8,
-       case when b.typ <> a.atttypid then b.typmod else a.atttypmod end, a.atttypmod,
-       {_ELEMENT},
-       format_type(a.atttypid, a.atttypmod), not a.attnotnull, k.position::int4,
-       a.attlen = -1 and a.attstorage <> 'p'
+select a.attrelid::int8 as relation_id, a.attname::text as name, a.attnum::int4 as attnum,
+       a.atttypid::int8 as type_oid, b.typ::int8 as base_oid,
+       case when b.typ <> a.atttypid then b.typmod else a.atttypmod end as typmod, a.atttypmod as typmod_sent,
+       {element} as element_oid, format_type(a.atttypid, a.atttypmod) as type_name,
+       not a.attnotnull as nullable, k.position::int4 as key,
+       c.relreplident = 'f' or (c.relreplident <> 'n' and k.position is not null) as identity,
+       a.attlen = -1 and a.attstorage <> 'p' as toastable,
+       pg_get_expr(d.adbin, d.adrelid) as "default",
+       -- One element, printed as its type prints it. The root of partitions keeps none; its leaves do.
+       case when a.atthasmissing then array_to_string(a.attmissingval, '')
+            when c.relkind = 'p' then (
+                select array_to_string(m.attmissingval, '')
+                from part p join pg_attribute m on m.attrelid = p.relid
+                where p.root = a.attrelid and m.attname = a.attname and m.atthasmissing and not m.attisdropped
+                limit 1)
+       end as missing
 from pg_attribute a
+join pg_class c on c.oid = a.attrelid
 join base b on b.oid = a.atttypid
 join pg_type u on u.oid = b.typ
 left join pg_type e on e.oid = u.typelem
 left join key k on k.indrelid = a.attrelid and k.attnum = a.attnum
-where a.attrelid = any(%s::oid[]) and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
+left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+where a.attrelid = any({relations}::oid[]) and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
 order by a.attrelid, a.attnum
-"""  # noqa: S608 - put together from constants
+"""
+
+
+def columns_query(relations: str) -> str:
+    """The columns of the tables in the SQL expression ``relations``: their id, then the fields of ``Column``."""
+    return _COLUMNS.format(base=_BASE, element=_ELEMENT.strip(), relations=relations)
 
 
 def server(connection: Connection) -> Server:
     """Identity, timeline and write position of the server."""
     with source_errors():
         row = connection.execute(
-            "select s.system_identifier::text, c.timeline_id,"
+            # The control file names the timeline of the last checkpoint: after a promotion that is the old one.
+            "select s.system_identifier::text,"
+            " case when pg_is_in_recovery() then c.timeline_id"
+            " else ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int end,"
             " case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end::text"
             " from pg_control_system() s, pg_control_checkpoint() c"
         ).fetchone()
@@ -157,23 +188,23 @@ def publication(connection: Connection, name: str) -> Publication:
 
 def published_tables(connection: Connection, name: str) -> list[PublishedTable]:
     """Every table that the publication sends under its own name (the root, with publish_via_partition_root)."""
-    filters = connection.info.server_version >= _FILTERS_SINCE
-    query = _TABLES.format(
-        attnames="p.attnames::text[]" if filters else "null::text[]",
-        rowfilter="p.rowfilter" if filters else "null",
-    )
-    with source_errors():
-        rows = connection.execute(query, (name,)).fetchall()
-    columns = _columns(connection, [row[0] for row in rows])
-    return [_published(row, columns.get(row[0], [])) for row in rows]
+    return _published_tables(connection, name, None)
 
 
 def describe(connection: Connection, name: str, relation_id: int) -> PublishedTable | None:
     """One published table by its relation id; None if it is not published (any more)."""
-    for table in published_tables(connection, name):
-        if table.schema.relation_id == relation_id:
-            return table
-    return None
+    found = _published_tables(connection, name, relation_id)
+    return found[0] if found else None
+
+
+def columns(connection: Connection, relation_ids: Sequence[int]) -> dict[int, list[Column]]:
+    """The columns of these tables, published or not; generated ones are left out."""
+    found: dict[int, list[Column]] = {}
+    with source_errors(), _plain_names(connection), connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(columns_query("%(relations)s"), {"relations": list(relation_ids)}).fetchall()
+    for row in rows:
+        found.setdefault(row.pop("relation_id"), []).append(Column(**row))
+    return found
 
 
 def types(connection: Connection, oids: Sequence[int]) -> dict[int, BaseType]:
@@ -183,44 +214,31 @@ def types(connection: Connection, oids: Sequence[int]) -> dict[int, BaseType]:
     return {row[0]: BaseType(*row[1:]) for row in rows}
 
 
-def _columns(connection: Connection, relation_ids: Sequence[int]) -> dict[int, list[tuple[Any, ...]]]:
-    found: dict[int, list[tuple[Any, ...]]] = {}
+def _published_tables(connection: Connection, name: str, relation_id: int | None) -> list[PublishedTable]:
+    filters = connection.info.server_version >= _FILTERS_SINCE
+    query = _TABLES.format(
+        attnames="p.attnames::text[]" if filters else "null::text[]",
+        rowfilter="p.rowfilter" if filters else "null",
+    )
     with source_errors():
-        for row in connection.execute(_COLUMNS, (list(relation_ids),)).fetchall():
-            found.setdefault(row[0], []).append(row[1:])
-    return found
+        rows = connection.execute(query, {"publication": name, "relation": relation_id}).fetchall()
+    found = columns(connection, [row[0] for row in rows]) if rows else {}
+    return [_published(row, found.get(row[0], [])) for row in rows]
 
 
-def _published(row: tuple[Any, ...], columns: Iterable[tuple[Any, ...]]) -> PublishedTable:
+@contextmanager
+def _plain_names(connection: Connection) -> Iterator[None]:
+    """The search path for a moment; in a transaction, so that nothing of it stays, whatever happens."""
+    with connection.transaction():
+        row = connection.execute("select current_setting('search_path')").fetchone()
+        assert row is not None
+        connection.execute("select set_config('search_path', %s, true)", (SEARCH_PATH,))
+        yield
+        connection.execute("select set_config('search_path', %s, true)", row)
+
+
+def _published(row: TupleRow, columns: Sequence[Column]) -> PublishedTable:
     relation_id, schema, name, identity, kind, filenode, attnames, row_filter = row
-    chosen = [column for column in columns if attnames is None or column[0] in attnames]
-    replica_identity = _IDENTITIES[identity]
-    return PublishedTable(
-        TableSchema(
-            relation_id,
-            TableName(schema, name),
-            tuple(_column(column, replica_identity) for column in chosen),
-            replica_identity,
-        ),
-        row_filter,
-        kind,
-        filenode,
-    )
-
-
-def _column(row: tuple[Any, ...], identity: Identity) -> Column:
-    name, attnum, type_oid, base_oid, typmod, sent, element, type_name, nullable, key, toastable = row
-    return Column(
-        name=name,
-        attnum=attnum,
-        type_oid=type_oid,
-        base_oid=base_oid,
-        typmod=typmod,
-        typmod_sent=sent,
-        element_oid=element,
-        type_name=type_name,
-        nullable=nullable,
-        key=key,
-        identity=identity is Identity.FULL or (identity is not Identity.NOTHING and key is not None),
-        toastable=toastable,
-    )
+    chosen = tuple(column for column in columns if attnames is None or column.name in attnames)
+    schema_now = TableSchema(relation_id, TableName(schema, name), chosen, _IDENTITIES[identity])
+    return PublishedTable(schema_now, row_filter, kind, filenode)
