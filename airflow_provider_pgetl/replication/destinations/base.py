@@ -56,9 +56,9 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The table after ``apply``: its snapshot, and what was done."""
+    """The table after ``apply``: its snapshot, if the destination has such, and what was done."""
 
-    snapshot_id: int
+    snapshot_id: int | None
     upserts: int = 0
     deletes: int = 0
 
@@ -97,17 +97,24 @@ class CopiedPartition:
 class Destination(Protocol):
     """A destination that takes rows and events.
 
+    Tables: a table is its ``relation_id``; its name may change with its shape (``Relation``). A table that is copied
+    under the name of another one takes its place: it was dropped and made again.
+
     Order: events of one table come in commit order, each call after the call before it has returned. Calls for
     different tables, and ``write_table_rows`` for parts of one table, come from several threads at once.
 
     Copy: ``drop_table_for_copy``, then ``write_table_rows`` any number of times, at least once (an empty table is
-    written with an empty batch), then events. Of a copied row everything before the snapshot is in, and no event.
+    written with an empty batch), then events. A copied row is as the snapshot shows it, and events go on from
+    there. No row comes twice: after an error the copy begins again with ``drop_table_for_copy``. A table whose copy
+    is skipped begins with events.
 
     Repetition: whatever was written since the last recorded progress is written again after a crash or an error,
-    in the same order, so events must be applied so that a repetition changes nothing (by key, or by remembering
-    the last ``(commit_lsn, ordinal)`` of the table).
+    in the same order, perhaps divided into other calls. It must change nothing. The simplest way is to remember the
+    last ``place`` of a change and of a ``Relation`` together with the rows, and to skip what is not after it. To
+    apply by key alone is enough only for tables with a key and without schema changes.
 
-    Durability: when a call returns, its rows or events must survive a crash of the destination.
+    Durability: when a call returns, its rows or events must survive a crash of the destination. A call that raises
+    may have written some of its events, in order.
 
     Schema changes: a batch of events has the shape of its rows; where it differs from the batch before, the table
     has changed between the two (``Relation`` among the plain events). A batch without rows brings only that.
@@ -116,16 +123,19 @@ class Destination(Protocol):
     name: str
 
     def startup(self) -> None:
-        """Connect and check; raise with a hint. Called once, before anything else."""
+        """Connect and check; raise with a hint. Called before anything else, again if it raised."""
 
     def shutdown(self) -> None:
         """Let go of everything. Called once, also after errors."""
 
     def drop_table_for_copy(self, schema: TableSchema) -> None:
-        """The table is going to be copied from scratch: forget its rows. No error if there is no such table."""
+        """The table is going to be copied from scratch: forget its rows, its shape and its last place.
+
+        No error if there is no such table.
+        """
 
     def write_table_rows(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
-        """Copied rows, in the shape of ``batch.row_schema``."""
+        """Copied rows, in the shape of ``batch.row_schema``; ``plain_rows`` makes dictionaries of them."""
 
     def write_events(self, events: Events) -> None:
         """Changes of one table, in order: iterate ``events`` for plain ones, or take its Arrow batches."""
@@ -169,4 +179,4 @@ class FileDestination(Protocol):
         """Apply ``changes`` to the complete, invisible generation, then make it the visible table in one step."""
 
     def cancel(self) -> None:
-        """Interrupt what runs for this object; its calls raise."""
+        """Interrupt every call that runs now, from any thread: it raises. Later calls are taken."""
