@@ -1,21 +1,22 @@
-"""The store's contract, second half: leases, the spool's ledger, cuts, commands and samples."""
+"""The store's contract: the spool's ledger."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 
 import pytest
 
-from airflow_provider_pgetl.replication.errors import Overtaken, StoreError
+from airflow_provider_pgetl.replication.errors import (
+    Overtaken,
+    StoreError,
+)
 from airflow_provider_pgetl.replication.lsn import ZERO, Lsn
 from airflow_provider_pgetl.replication.progress import (
-    CutTable,
     Lease,
-    PipelineRecord,
     SpoolFile,
+    TableBacklog,
     TableRecord,
 )
 from airflow_provider_pgetl.replication.store.base import Store
@@ -27,90 +28,10 @@ from airflow_provider_pgetl.testing.store_values import (
     make_file,
     make_pipeline,
     make_segment,
+    spooled_lsn,
     taken,
-    wait_for,
     walk_to_ready,
 )
-
-
-class LeaseContract(Given):
-    """``LeaseStore``."""
-
-    def test_one_owner_at_a_time(self, store: Store) -> None:
-        one = taken(store, "one")
-        assert store.acquire("shop", "stream", "two", TTL_S) is None
-        assert store.acquire("shop", "copy/1", "two", TTL_S) is not None
-        assert store.acquire("other", "stream", "two", TTL_S) is not None
-        store.release(one)
-        assert taken(store, "two").epoch > one.epoch
-
-    def test_an_owner_that_comes_back_gets_a_new_epoch(self, store: Store, shop: PipelineRecord) -> None:
-        before = taken(store, "one")
-        after = taken(store, "one")
-        assert after.epoch == before.epoch + 1
-        with pytest.raises(Overtaken):
-            store.advance("shop", before, Lsn(5))
-        store.advance("shop", after, Lsn(6))
-
-    def test_an_expired_lease_can_be_taken(self, store: Store) -> None:
-        one = taken(store, "one", ttl_s=0.05)
-        two = wait_for(lambda: store.acquire("shop", "stream", "two", TTL_S), "the lease to expire")
-        assert two.epoch == one.epoch + 1
-        with pytest.raises(Overtaken):
-            store.renew(one, TTL_S)
-
-    def test_an_expired_lease_that_nobody_took_may_still_write(self, store: Store, orders: TableRecord) -> None:
-        lease = taken(store, ttl_s=0.0)
-        store.advance("shop", lease, Lsn(7))
-        store.renew(lease, TTL_S)
-        assert store.acquire("shop", "stream", "two", TTL_S) is None
-
-    def test_a_renewed_lease_is_kept(self, store: Store) -> None:
-        lease = taken(store, ttl_s=0.0)
-        store.renew(lease, TTL_S)
-        assert store.acquire("shop", "stream", "two", TTL_S) is None
-
-    def test_release_of_an_overtaken_lease_changes_nothing(self, store: Store) -> None:
-        one = taken(store, "one", ttl_s=0.0)
-        two = taken(store, "two")
-        store.release(one)
-        store.renew(two, TTL_S)
-        assert store.acquire("shop", "stream", "one", TTL_S) is None
-
-    def test_a_released_lease_can_not_write(self, store: Store, shop: PipelineRecord) -> None:
-        lease = taken(store)
-        store.release(lease)
-        with pytest.raises(Overtaken):
-            store.advance("shop", lease, Lsn(5))
-
-    def test_an_overtaken_epoch_writes_nothing(self, store: Store, orders: TableRecord) -> None:
-        old = taken(store, "one", ttl_s=0.0)
-        taken(store, "two")
-        writes: list[Callable[[], object]] = [
-            lambda: store.add_segment("shop", old, make_segment(0, 100, make_file(10, 20))),
-            lambda: store.advance("shop", old, Lsn(100)),
-            lambda: store.applied(old, orders, Lsn(100), 1),
-            lambda: store.record_cut("shop", old, Lsn(100), [CutTable(ORDERS, 1)]),
-        ]
-        for write in writes:
-            with pytest.raises(Overtaken):
-                write()
-        assert store.pipeline("shop") == make_pipeline()
-        assert store.all_paths("shop") == set()
-        assert store.table("shop", ORDERS) == orders
-        assert store.latest_cut("shop") is None
-
-    def test_of_many_at_once_one_gets_it(self, store: Store) -> None:
-        with ThreadPoolExecutor(8) as threads:
-            leases = list(threads.map(lambda n: store.acquire("shop", "stream", f"owner {n}", TTL_S), range(8)))
-        assert len([lease for lease in leases if lease is not None]) == 1
-
-    def test_epochs_of_racing_owners_never_repeat(self, store: Store) -> None:
-        with ThreadPoolExecutor(8) as threads:
-            leases = list(threads.map(lambda n: store.acquire("shop", "stream", f"owner {n}", 0.0), range(32)))
-        epochs = [lease.epoch for lease in leases if lease is not None]
-        assert len(epochs) == len(set(epochs))
-        assert max(epochs) == len(epochs)
 
 
 class LedgerContract(Given):
@@ -132,9 +53,7 @@ class LedgerContract(Given):
         with pytest.raises(Overtaken):
             store.add_segment("shop", lease, make_segment(50, 150, make_file(60, 140)))
         assert store.all_paths("shop") == {make_file(10, 90).path}
-        pipeline = store.pipeline("shop")
-        assert pipeline is not None
-        assert pipeline.spooled_lsn == Lsn(100)
+        assert spooled_lsn(store) == Lsn(100)
 
     def test_the_same_call_again_returns_the_same_segment(self, store: Store, lease: Lease) -> None:
         segment = make_segment(0, 100, make_file(10, 90))
@@ -150,22 +69,12 @@ class LedgerContract(Given):
         with pytest.raises(StoreError):
             store.add_segment("shop", lease, make_segment(100, 200, make_file(110, 120), taken_path))
         assert store.all_paths("shop") == {taken_path.path}
-        pipeline = store.pipeline("shop")
-        assert pipeline is not None
-        assert pipeline.spooled_lsn == Lsn(100)
+        assert spooled_lsn(store) == Lsn(100)
 
     def test_advance_only_moves_forward(self, store: Store, lease: Lease) -> None:
         store.advance("shop", lease, Lsn(500))
         store.advance("shop", lease, Lsn(400))
-        pipeline = store.pipeline("shop")
-        assert pipeline is not None
-        assert pipeline.spooled_lsn == Lsn(500)
-
-    def test_advance_of_an_unknown_pipeline_is_an_error(self, store: Store) -> None:
-        lease = store.acquire("nobody", "stream", "one", TTL_S)
-        assert lease is not None
-        with pytest.raises(StoreError, match="not registered"):
-            store.advance("nobody", lease, Lsn(1))
+        assert spooled_lsn(store) == Lsn(500)
 
     def test_files_are_found_half_open_at_both_ends(self, store: Store, lease: Lease) -> None:
         early, late = make_file(10, 20), make_file(30, 40)
@@ -230,54 +139,109 @@ class LedgerContract(Given):
         store.applied(lease, orders, Lsn(41), 1)
         assert store.backlog("shop") == (1, 100)
 
+    def test_backlogs_of_tables_come_with_the_one_furthest_behind_first(
+        self, store: Store, orders: TableRecord, lease: Lease
+    ) -> None:
+        assert store.table_backlogs("shop") == []
+        store.add_segment("shop", lease, make_segment(0, 25, make_file(10, 20)))
+        store.add_segment("shop", lease, make_segment(25, 50, make_file(30, 40), make_file(28, 48, relation_id=ITEMS)))
+        items = TableBacklog(ITEMS, files=1, bytes=100, first_lsn=Lsn(28))
+        assert store.table_backlogs("shop") == [TableBacklog(ORDERS, 2, 200, Lsn(10)), items]
+        store.applied(lease, orders, Lsn(21), 1)
+        assert store.table_backlogs("shop") == [items, TableBacklog(ORDERS, 1, 100, Lsn(30))]
+        store.applied(lease, orders, Lsn(41), 1)
+        assert store.table_backlogs("shop") == [items]
 
-class CutContract(Given):
-    """``CutStore`` and ``SampleStore``."""
-
-    def test_a_cut_is_found_again(self, store: Store, orders: TableRecord) -> None:
-        assert store.latest_cut("shop") is None
-        lease = taken(store)
-        first = store.record_cut("shop", lease, Lsn(100), [CutTable(ITEMS, None), CutTable(ORDERS, 2**62)])
-        assert first.tables == (CutTable(ORDERS, 2**62), CutTable(ITEMS, None))
-        assert first.created_at is not None
-        assert store.latest_cut("shop") == first
-        second = store.record_cut("shop", lease, Lsn(100), [CutTable(ORDERS, 2)])
-        third = store.record_cut("shop", lease, Lsn(200), [])
-        assert (store.latest_cut("shop"), store.cut_at("shop", Lsn(100))) == (third, second)
-        assert store.cut_at("shop", Lsn(150)) is None
-        assert store.latest_cut("nobody") is None
-
-    def test_a_command_is_open_until_it_is_answered(self, store: Store, shop: PipelineRecord) -> None:
-        assert store.open_commands("shop") == []
-        first = store.ask("shop", "cut", {"lsn": Lsn(16)}, by="check")
-        second = store.ask("shop", "pause", {}, by="someone")
-        commands = store.open_commands("shop")
-        assert [(c.id, c.kind, c.payload, c.created_by) for c in commands] == [
-            (first, "cut", {"lsn": 16}, "check"),
-            (second, "pause", {}, "someone"),
+    def test_of_a_file_applied_in_part_the_rest_counts(self, store: Store, orders: TableRecord, lease: Lease) -> None:
+        store.add_segment("shop", lease, make_segment(0, 50, make_file(10, 40), make_file(15, 20, relation_id=ITEMS)))
+        store.applied(lease, orders, Lsn(30), 1)
+        assert store.table_backlogs("shop") == [
+            TableBacklog(ITEMS, 1, 100, Lsn(15)),
+            TableBacklog(ORDERS, 1, 100, Lsn(30)),
         ]
-        assert store.command_result("shop", first) is None
-        store.answer("shop", first, {"cut": 7})
-        store.answer("shop", first, {"cut": 8})
-        assert store.command_result("shop", first) == {"cut": 7}
-        assert [command.id for command in store.open_commands("shop")] == [second]
 
-    def test_a_command_belongs_to_its_pipeline(self, store: Store, shop: PipelineRecord) -> None:
-        asked = store.ask("shop", "cut", {}, by="check")
-        store.register_pipeline(make_pipeline("other"))
-        store.answer("other", asked, {"cut": 7})
-        assert store.command_result("shop", asked) is None
-        assert store.open_commands("other") == []
-        with pytest.raises(StoreError, match="not registered"):
-            store.ask("nobody", "cut", {}, by="check")
+    def test_the_spool_is_as_large_as_all_that_is_registered(
+        self, store: Store, orders: TableRecord, lease: Lease
+    ) -> None:
+        assert store.spool_size("shop") == (0, 0)
+        early = make_file(10, 20)
+        store.add_segment("shop", lease, make_segment(0, 25, early, make_file(10, 20, relation_id=ITEMS)))
+        store.applied(lease, walk_to_ready(store, orders), Lsn(100), 1)
+        assert store.spool_size("shop") == (2, 200)
+        store.forget_files("shop", [early.path])
+        assert store.spool_size("shop") == (1, 100)
 
-    def test_the_newest_sample_comes_with_its_time(self, store: Store, shop: PipelineRecord) -> None:
-        assert store.latest_sample("shop") is None
-        before = datetime.now(UTC)
-        store.add_sample("shop", {"lag_bytes": 1})
-        store.add_sample("shop", {"lag_bytes": 2, "tables": {"ready": 8}, "seconds": 0.5})
-        sample = store.latest_sample("shop")
-        assert sample is not None
-        at = sample.pop("at")
-        assert sample == {"lag_bytes": 2, "tables": {"ready": 8}, "seconds": 0.5}
-        assert abs((at - before).total_seconds()) < 60
+    def test_a_rewind_forgets_segments_that_reach_past_it(self, store: Store, lease: Lease) -> None:
+        early, late, last = make_file(10, 20), make_file(30, 40), make_file(50, 60, relation_id=ITEMS)
+        store.add_segment("shop", lease, make_segment(0, 25, early))
+        store.add_segment("shop", lease, make_segment(25, 50, late))
+        store.add_segment("shop", lease, make_segment(50, 75, last))
+        assert store.rewind("shop", lease, Lsn(25)) == [late, last]
+        assert spooled_lsn(store) == Lsn(25)
+        assert store.all_paths("shop") == {early.path}
+        assert store.rewind("shop", lease, Lsn(25)) == []
+
+    def test_after_a_rewind_the_same_wal_can_be_spooled_again(self, store: Store, lease: Lease) -> None:
+        segment = make_segment(25, 50, make_file(30, 40))
+        store.advance("shop", lease, Lsn(25))
+        first = store.add_segment("shop", lease, segment)
+        store.rewind("shop", lease, Lsn(25))
+        assert store.add_segment("shop", lease, segment) != first
+        assert spooled_lsn(store) == Lsn(50)
+        assert store.spool_size("shop") == (1, 100)
+
+    def test_a_rewind_leaves_no_commit_out(self, store: Store, lease: Lease) -> None:
+        """The file goes as a whole, so its commits before the position have to be sent again, too."""
+        store.add_segment("shop", lease, make_segment(0, 25, make_file(10, 20)))
+        store.add_segment("shop", lease, make_segment(25, 75, make_file(30, 70), make_file(40, 45, relation_id=ITEMS)))
+        store.rewind("shop", lease, Lsn(50))
+        assert spooled_lsn(store) == Lsn(30)
+        assert store.all_paths("shop") == {make_file(10, 20).path}
+
+    def test_a_rewind_never_moves_forward(self, store: Store, lease: Lease) -> None:
+        store.add_segment("shop", lease, make_segment(0, 25, make_file(10, 20)))
+        assert store.rewind("shop", lease, Lsn(100)) == []
+        assert spooled_lsn(store) == Lsn(25)
+        store.advance("shop", lease, Lsn(90))
+        assert store.rewind("shop", lease, Lsn(60)) == []
+        assert spooled_lsn(store) == Lsn(60)
+
+    def test_a_new_timeline_is_remembered(self, store: Store, lease: Lease) -> None:
+        followed = store.follow_timeline("shop", lease, 2)
+        assert followed == dataclasses.replace(make_pipeline(), timeline=2)
+        assert store.pipeline("shop") == followed
+        assert store.register_pipeline(make_pipeline()).timeline == 2
+
+    def test_the_ledger_of_an_unknown_pipeline_is_an_error(self, store: Store) -> None:
+        lease = store.acquire("nobody", "stream", "one", TTL_S)
+        assert lease is not None
+        writes: list[Callable[[], object]] = [
+            lambda: store.add_segment("nobody", lease, make_segment(0, 25)),
+            lambda: store.advance("nobody", lease, Lsn(1)),
+            lambda: store.rewind("nobody", lease, Lsn(1)),
+            lambda: store.follow_timeline("nobody", lease, 2),
+        ]
+        for write in writes:
+            with pytest.raises(StoreError, match="not registered"):
+                write()
+        assert (store.table_backlogs("nobody"), store.spool_size("nobody")) == ([], (0, 0))
+
+    def test_racing_repeats_of_a_segment_register_it_once(self, store: Store, lease: Lease) -> None:
+        segment = make_segment(0, 100, make_file(10, 90))
+        with ThreadPoolExecutor(8) as threads:
+            ids = set(threads.map(lambda _: store.add_segment("shop", lease, segment), range(16)))
+        assert len(ids) == 1
+        assert store.spool_size("shop") == (1, 100)
+
+    def test_of_racing_segments_from_one_position_one_is_registered(self, store: Store, lease: Lease) -> None:
+        def spool(number: int) -> bool:
+            segment = make_segment(0, 100 + number, make_file(10, 90, path=f"attempt-{number}"))
+            try:
+                store.add_segment("shop", lease, segment)
+            except Overtaken:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as threads:
+            assert sum(threads.map(spool, range(16))) == 1
+        assert store.spool_size("shop") == (1, 100)

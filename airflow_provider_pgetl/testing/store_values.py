@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 
+from airflow_provider_pgetl.replication.errors import Retry
 from airflow_provider_pgetl.replication.lsn import ZERO, Lsn
 from airflow_provider_pgetl.replication.progress import Lease, PipelineRecord, Segment, SpoolFile, TableRecord
 from airflow_provider_pgetl.replication.schema import Column, Identity, TableName, TableSchema
@@ -17,6 +18,7 @@ from airflow_provider_pgetl.replication.store.base import Store
 
 ORDERS, ITEMS = 16_384, 4_294_967_295  # the largest oid needs more than int4
 TTL_S = 60.0
+ERROR = TableState(StateKind.ERRORED, reason="the lake refused", hint="look at it", retry=Retry.MANUAL)
 Answer = TypeVar("Answer")
 
 
@@ -51,9 +53,12 @@ def make_schema(relation_id: int = ORDERS, table: str = "orders", columns: int =
     )
 
 
-def make_file(first: int, last: int, *, relation_id: int = ORDERS, path: str | None = None) -> SpoolFile:
+def make_file(
+    first: int, last: int, *, relation_id: int = ORDERS, path: str | None = None, version: int = 1
+) -> SpoolFile:
     """A file with commits from ``first`` to ``last``."""
-    return SpoolFile(relation_id, 1, path or f"{relation_id}/{first}-{last}", 3, 100, "c0ffee", Lsn(first), Lsn(last))
+    where = path or f"{relation_id}/{first}-{last}"
+    return SpoolFile(relation_id, version, where, 3, 100, "c0ffee", Lsn(first), Lsn(last))
 
 
 def make_segment(start: int, end: int, *files: SpoolFile) -> Segment:
@@ -76,6 +81,20 @@ def taken(store: Store, owner: str = "one", name: str = "stream", ttl_s: float =
     lease = store.acquire("shop", name, owner, ttl_s)
     assert lease is not None
     return lease
+
+
+def stored(store: Store, relation_id: int = ORDERS) -> TableRecord:
+    """The table as the store has it."""
+    record = store.table("shop", relation_id)
+    assert record is not None
+    return record
+
+
+def spooled_lsn(store: Store) -> Lsn:
+    """The ledger's position."""
+    pipeline = store.pipeline("shop")
+    assert pipeline is not None
+    return pipeline.spooled_lsn
 
 
 def walk_to_ready(store: Store, record: TableRecord, lsn: int = 100) -> TableRecord:
