@@ -20,6 +20,7 @@ from sqlalchemy.engine import Connection
 from airflow_provider_pgetl.db_manager import PgEtlDBManager
 from airflow_provider_pgetl.local.postgres import Database
 from airflow_provider_pgetl.models import SCHEMA, metadata
+from airflow_provider_pgetl.replication.state import INIT
 from airflow_provider_pgetl.replication.store.postgres import PostgresStore
 
 
@@ -81,6 +82,54 @@ def test_downgrade_to_nothing_and_up_again(connection: Connection) -> None:
     assert _differences(connection) == []
 
 
+def test_a_database_at_the_first_revision_is_upgraded(connection: Connection, database: Database) -> None:
+    command.upgrade(_alembic(connection), "0001")
+    connection.exec_driver_sql(
+        "insert into pgetl.pipeline (name, publication, slot, system_identifier, timeline, spooled_lsn)"
+        " values ('shop', 'p', 's', '1', 1, '0/10')"
+    )
+    connection.exec_driver_sql(
+        "insert into pgetl.table_state (pipeline, relation_id, schema_name, table_name, generation, state)"
+        " values ('shop', 1, 'public', 'orders', 1, 'data_sync')"
+    )
+    connection.exec_driver_sql(
+        "insert into pgetl.table_state_history (pipeline, relation_id, generation, state, moved_by)"
+        " values ('shop', 1, 1, 'init', 'discover'), ('shop', 1, 1, 'data_sync', 'copy')"
+    )
+    connection.commit()
+    command.upgrade(_alembic(connection), "head")
+    assert _differences(connection) == []
+    connection.commit()
+    store = PostgresStore(database.conninfo)
+    record = store.table("shop", 1)
+    assert record is not None
+    assert record.source_mark is None
+    assert store.rollback(record, by="someone").state == INIT
+    store.close()
+
+
+def test_the_second_revision_can_be_taken_back(connection: Connection) -> None:
+    command.upgrade(_alembic(connection), "head")
+    command.downgrade(_alembic(connection), "0001")
+    assert len(_differences(connection)) == 3
+    command.upgrade(_alembic(connection), "head")
+    assert _differences(connection) == []
+
+
+def test_the_store_brings_the_first_revision_up_to_date_and_alembic_goes_on(
+    connection: Connection, database: Database
+) -> None:
+    command.upgrade(_alembic(connection), "0001")
+    connection.commit()
+    store = PostgresStore(database.conninfo)
+    store.create_tables()
+    store.close()
+    assert _differences(connection) == []
+    connection.commit()
+    command.upgrade(_alembic(connection), "head")
+    assert _differences(connection) == []
+
+
 def test_the_newest_revision_is_the_one_of_this_version(connection: Connection) -> None:
     from alembic.script import ScriptDirectory
 
@@ -116,7 +165,7 @@ def test_airflow_db_migrate_makes_the_tables(
     assert made.returncode == 0, made.stdout + made.stderr
     assert _differences(connection) == []
     version = connection.exec_driver_sql("select version_num from public.alembic_version_pgetl").scalar()
-    assert version == "0001"
+    assert version == list(PgEtlDBManager.revision_heads_map.values())[-1]
     again = _airflow(tmp_path, uri, "db", "check-migrations", "-t", "5")
     assert again.returncode == 0, again.stdout + again.stderr
 
