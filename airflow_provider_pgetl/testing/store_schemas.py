@@ -202,7 +202,7 @@ class SchemaContract(Given):
     def test_racing_writers_make_each_version_once(self, store: Store, shop: PipelineRecord) -> None:
         with ThreadPoolExecutor(8) as threads:
             added = list(
-                threads.map(lambda n: store.add_schema("shop", make_schema(columns=2 + n % 2), Lsn(n)), range(16))
+                threads.map(lambda n: store.add_schema("shop", make_schema(columns=2 + n % 5), Lsn(n)), range(64))
             )
         versions = {schema.version: schema.columns for schema in added}
         assert set(versions) == set(range(1, len(versions) + 1))

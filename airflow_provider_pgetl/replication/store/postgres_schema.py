@@ -68,14 +68,19 @@ class PostgresSchemas:
 
 def add_schema(cursor: Cursor[DictRow], pipeline: str, schema: TableSchema, lsn: Lsn) -> TableSchema:
     """Find or make the version; the pipeline is locked."""
-    known = _versions(cursor, pipeline, schema.relation_id)
-    version = placed(known, schema, lsn)
-    if version not in known:
+    known = {version.schema.version: version for version in _versions(cursor, pipeline, schema.relation_id)}
+    version = placed(list(known.values()), schema, lsn)
+    number = version.schema.version
+    if number not in known:
         cursor.execute(
             "insert into pgetl.table_schema (pipeline, relation_id, version, lsn, definition)"
-            " values (%s, %s, %s, %s, %s::jsonb)"
-            " on conflict (pipeline, relation_id, version) do update set lsn = excluded.lsn",
-            (pipeline, schema.relation_id, version.schema.version, version.lsn, version.schema.to_json()),
+            " values (%s, %s, %s, %s, %s::jsonb)",
+            (pipeline, schema.relation_id, number, version.lsn, version.schema.to_json()),
+        )
+    elif version.lsn < known[number].lsn:
+        cursor.execute(
+            "update pgetl.table_schema set lsn = %s where pipeline = %s and relation_id = %s and version = %s",
+            (version.lsn, pipeline, schema.relation_id, number),
         )
     return version.schema
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,9 +16,10 @@ from airflow_provider_pgetl.replication.errors import Overtaken, StoreError
 from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.progress import CutTable, Lease, TableRecord
 from airflow_provider_pgetl.replication.state import StateKind, TableState
-from airflow_provider_pgetl.replication.store import postgres_cuts, postgres_pool
+from airflow_provider_pgetl.replication.store import postgres_cuts, postgres_pool, postgres_state
 from airflow_provider_pgetl.replication.store.postgres import PostgresStore
 from airflow_provider_pgetl.replication.store.postgres_lease import hold
+from airflow_provider_pgetl.replication.store.postgres_outbox import announce_copy
 from airflow_provider_pgetl.replication.store.postgres_pool import MAX_CONNECTIONS
 from airflow_provider_pgetl.replication.store.tables import metadata
 from airflow_provider_pgetl.testing.store import StoreContract
@@ -66,6 +68,15 @@ def _backends(database: Database) -> list[int]:
             (database.name,),
         ).fetchall()
     return [int(str(pid)) for (pid,) in rows]
+
+
+def _blocked(database: Database) -> bool:
+    with database.connect() as connection:
+        row = connection.execute(
+            "select count(*) from pg_stat_activity where datname = %s and cardinality(pg_blocking_pids(pid)) > 0",
+            (database.name,),
+        ).fetchone()
+    return row is not None and row[0] != 0
 
 
 def test_create_tables_can_be_repeated_and_raced(database: Database) -> None:
@@ -314,6 +325,29 @@ def test_writers_of_all_kinds_never_wait_for_each_other_in_a_circle(store: Postg
         said = list(threads.map(run, range(len(writes) * 40)))
     assert [message for message in said if "deadlock" in message or "failed" in message] == []
     assert said.count("") > len(said) // 4
+
+
+def test_an_announcement_is_not_seen_before_an_older_one(
+    store: PostgresStore, state_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that goes on from the newer one's id would never see the older."""
+    store.register_pipeline(make_pipeline())
+    store.register_table("shop", make_schema(), Lsn(1), by="discover")
+    lease, last = taken(store), store.announcements("shop")[-1].id
+    seen = []
+
+    def announce_and_wait(cursor: Any, pipeline: str, relation_ids: Sequence[int]) -> None:
+        announce_copy(cursor, pipeline, relation_ids)
+        cut = threads.submit(store.record_cut, "shop", lease, Lsn(5), [CutTable(ITEMS, 1)])
+        while not cut.done() and not _blocked(state_database):
+            time.sleep(0.01)
+        seen.extend(store.announcements("shop", after=last))
+
+    monkeypatch.setattr(postgres_state, "announce_copy", announce_and_wait)
+    with ThreadPoolExecutor(1) as threads:
+        store.new_generation("shop", ORDERS, by="someone")
+    assert seen == []
+    assert [known.kind for known in store.announcements("shop", after=last)] == ["copy", "cut"]
 
 
 def test_a_copy_begun_again_and_a_deletion_forget_the_name_map(store: PostgresStore, state_database: Database) -> None:
