@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from airflow_provider_pgetl.local.postgres import Database
+from airflow_provider_pgetl.local.postgres import Database, EmbeddedPostgres
 from airflow_provider_pgetl.replication.config import DdlCapture
 from airflow_provider_pgetl.replication.ddl import DdlMessage
 from airflow_provider_pgetl.replication.decode.ddl import PREFIX, read_ddl
@@ -20,6 +21,7 @@ from airflow_provider_pgetl.replication.errors import SourceError
 from airflow_provider_pgetl.replication.schema import Column, Identity
 from airflow_provider_pgetl.replication.source import catalog, ddl
 from airflow_provider_pgetl.replication.source.connection import connect
+from tests.integration.conftest import FAST
 
 
 @dataclass
@@ -503,6 +505,25 @@ def test_a_broken_trigger_breaks_no_ddl(log: Log) -> None:
         connection.execute("insert into t values (1, 1, 'x', 1)")
     assert any("broken" in (text or "") for text in said)
     assert log.messages() == []
+
+
+def test_nothing_is_done_on_a_server_without_logical_wal(scratch: Path) -> None:
+    with EmbeddedPostgres(scratch / "replica", settings={**FAST, "wal_level": "replica"}) as server:
+        log = Log(server.create_database("shop"), "none")
+        with connect(log.database.conninfo, "test") as connection:
+            ddl.install(connection)
+        log.execute(
+            "create table t (id int primary key)",
+            "create or replace function pgetl_source.log(altered oid[], own_expression bool) returns void"
+            " language plpgsql as $$ begin raise warning 'called'; end $$",
+        )
+        said: list[str | None] = []
+        with log.database.connect() as connection:
+            connection.execute("set client_min_messages = error; create publication pub for table t")
+            connection.execute("set client_min_messages = warning")
+            connection.add_notice_handler(lambda notice: said.append(notice.message_primary))
+            connection.execute("alter table t add c float default random()")
+        assert said == []
 
 
 def test_two_sessions_that_change_two_tables_do_not_wait_for_each_other(log: Log) -> None:
