@@ -21,10 +21,11 @@ A request is done when it is answered with 2xx, and then the receiver must have 
 honoured), lost connections and time-outs are tried again; after the last attempt the destination counts as
 unreachable, and the spool keeps the changes. Any other status is an error of that table.
 
-Repetition: each request has an ``Idempotency-Key`` of its own, the same in each attempt. That of events is the table
-and the places of its first and last event. After a crash events come again in requests that may be divided in
-another way: a receiver that drops every event whose ``(commit_lsn, ordinal)`` is not after the table's last one, and
-every relation whose ``(commit_lsn, schema_version)`` is not, is right in any case.
+Repetition: an attempt whose answer was lost is made again, so a receiver drops a request whose ``Idempotency-Key`` it
+has taken. That of events is the table and the places of its first and last event, any other is unique. After a crash
+events come again, perhaps in requests that are divided in another way: a receiver also drops every event whose
+``(commit_lsn, ordinal)`` is not after the table's last one, and every relation whose ``(commit_lsn,
+schema_version)`` is not.
 """
 
 from __future__ import annotations

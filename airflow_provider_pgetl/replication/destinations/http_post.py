@@ -56,7 +56,7 @@ class _Answer:
 
 
 class Poster:
-    """Posts to one URL from any number of threads; ``where`` names it without path and query: a webhook's are secret."""
+    """Posts to one URL from any number of threads; ``where`` is its host, the rest of a URL may be secret."""
 
     def __init__(
         self, url: str, headers: Mapping[str, str], patience: Patience, tls: ssl.SSLContext | None = None

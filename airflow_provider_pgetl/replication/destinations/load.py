@@ -39,7 +39,7 @@ def load_destination(path: str, options: Mapping[str, Any] | None = None) -> Des
         made = factory(**given)
     except PgEtlError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - anybody's code
         raise ConfigError(
             f"the destination {path} can't be made: {type(error).__name__}",
             hint="Check its options against what its class expects.",
@@ -76,11 +76,8 @@ def _attribute(path: str) -> object:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        missing = error.name or module_name
         raise ConfigError(
-            f"the destination {path} can't be imported: there is no module {missing}"
-            if isinstance(error, ModuleNotFoundError)
-            else f"the destination {path} can't be imported",
+            f"the destination {path} can't be imported: {error.msg}",
             hint="Install its package where this runs, and check the spelling.",
         ) from error
     if not hasattr(module, name):
