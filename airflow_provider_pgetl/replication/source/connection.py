@@ -91,9 +91,7 @@ def connect_copy(source: str, worker: str = "copy") -> Connection:
     """A connection that reads rows for as long as it takes; cancelled, it leaves no backend behind."""
     connection = _open(source, worker)
     try:
-        connection.execute(
-            sql.SQL("set client_connection_check_interval = {}").format(sql.Literal(CHECK_INTERVAL))
-        )
+        connection.execute(sql.SQL("set client_connection_check_interval = {}").format(sql.Literal(CHECK_INTERVAL)))
     except psycopg.errors.InvalidParameterValue:
         log.debug("the source's platform can't tell when a client is gone")
     except BaseException as error:

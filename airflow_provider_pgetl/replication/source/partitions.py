@@ -6,6 +6,7 @@ Each range is one complete query, so that any worker can run it under the snapsh
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -38,7 +39,12 @@ from airflow_provider_pgetl.replication.source.connection import Connection, sou
 
 # A job has a fixed cost of some 0.2 s; a partition of this many rows takes a few seconds.
 ROWS_PER_PARTITION = 1_000_000
+# Few rows may still be much: wide ones, TOAST.
+BYTES_PER_PARTITION = 1024**3
 MAX_PARTITIONS = 1024
+# Each leaf and each of its indexes takes a lock of the server's shared table for as long as the query runs.
+LEAVES_PER_PARTITION = 32
+GUESSED_ROWS_PER_BLOCK = 60
 
 # Types whose binary form is read as it is; all others travel as their text form.
 NATIVE = frozenset(
@@ -63,65 +69,131 @@ NATIVE = frozenset(
 # Their cast to text is not what their output function prints; format() is.
 _CAST_DIFFERS = frozenset((INET, CHAR))
 
+# Plain reads of the catalog, so that a holder's connection sees the partitions as of its snapshot;
+# pg_partition_tree would show the newest. Children by plain inheritance are tables of their own.
 _PHYSICAL = """
-select c.oid::int8, n.nspname, c.relname, c.relkind::text,
-       ceil(pg_relation_size(c.oid)::numeric / current_setting('block_size')::int)::int8, c.reltuples::float8
-from pg_class c join pg_namespace n on n.oid = c.relnamespace
-where c.oid = %(oid)s or c.oid in (select relid from pg_partition_tree(%(oid)s::oid::regclass) where isleaf)
+with recursive tree (oid) as (
+    select %(oid)s::oid
+  union all
+    select i.inhrelid from tree t
+    join pg_inherits i on i.inhparent = t.oid
+    join pg_class c on c.oid = i.inhrelid and c.relispartition
+)
+select n.nspname, c.relname, c.relkind::text, current_setting('block_size')::int,
+       coalesce(pg_relation_size(c.oid), 0)::int8, coalesce(pg_relation_size(nullif(c.reltoastrelid, 0)), 0)::int8,
+       c.relpages::int8, c.reltuples::float8
+from tree t join pg_class c on c.oid = t.oid join pg_namespace n on n.oid = c.relnamespace
+where c.relkind <> 'p'
+order by c.oid
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Physical:
+    """A table with storage: the table itself, or a leaf."""
+
     name: sql.Identifier
     blocks: int
     rows: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Blocks ``[low, high)`` of a table."""
+
+    part: _Physical
+    low: int
+    high: int
+
+    @property
+    def share(self) -> float:
+        """Of the table's rows and bytes."""
+        return (self.high - self.low) / self.part.blocks if self.part.blocks else 1.0
 
 
 def plan_partitions(connection: Connection, table: PublishedTable, workers: int) -> tuple[Partition, ...]:
-    """Cut the table into ranges; an empty table has one, so that it comes to exist in the lake."""
+    """Cut the table into ranges; an empty table has one, so that it comes to exist in the lake.
+
+    A large leaf is cut into ranges of its own. Leaves that are smaller than a partition should be share one, up to
+    ``LEAVES_PER_PARTITION`` of them, so that a table with a thousand small leaves is not a thousand jobs. There are
+    never more than ``MAX_PARTITIONS`` in sum, however many leaves there are.
+    """
     physical = _physical_tables(connection, table)
-    blocks = sum(part.blocks for part in physical)
-    rows = _estimate_rows(physical)
-    wanted = min(
-        MAX_PARTITIONS,
-        max(math.ceil(rows / ROWS_PER_PARTITION), workers if rows > ROWS_PER_PARTITION // 4 else 1),
-    )
-    block_size = 8192
-    found: list[Partition] = []
-    for part in physical:
-        share = max(1, min(part.blocks or 1, round(wanted * part.blocks / blocks))) if blocks else 1
-        edges = [round(part.blocks * i / share) for i in range(share + 1)]
-        for low, high in pairwise(edges):
-            found.append(
-                Partition(
-                    number=0,
-                    select=_select(connection, table, part.name, _ctid_range(low, high, part.blocks)),
-                    estimated_rows=round(rows * (high - low) / blocks) if blocks else 0,
-                    estimated_bytes=(high - low) * block_size,
-                )
-            )
+    plan = _divide(physical, _wanted(physical, workers))
+    found = [_partition(connection, table, ranges) for ranges in plan]
     found.sort(key=lambda p: p.estimated_bytes, reverse=True)
     return tuple(Partition(number, p.select, p.estimated_rows, p.estimated_bytes) for number, p in enumerate(found, 1))
+
+
+def _wanted(physical: Sequence[_Physical], workers: int) -> int:
+    rows, size = sum(part.rows for part in physical), sum(part.bytes for part in physical)
+    needed = max(rows / ROWS_PER_PARTITION, size / BYTES_PER_PARTITION)
+    # A small table is not worth more than one job.
+    least = workers if needed > 1 / 4 else 1
+    return min(MAX_PARTITIONS, max(math.ceil(needed), least))
+
+
+def _divide(physical: Sequence[_Physical], wanted: int) -> list[list[_Range]]:
+    """The ranges of each partition; fewer and larger ones until they keep the bound."""
+    leaves = max(LEAVES_PER_PARTITION, math.ceil(2 * len(physical) / MAX_PARTITIONS))
+    while len(plan := _cut(physical, wanted, leaves)) > MAX_PARTITIONS:
+        wanted //= 2
+    return plan
+
+
+def _cut(physical: Sequence[_Physical], wanted: int, leaves: int) -> list[list[_Range]]:
+    total = sum(part.bytes for part in physical)
+    plan: list[list[_Range]] = []
+    shared: list[_Range] = []
+    filled = 0
+    for part in sorted(physical, key=lambda part: part.bytes, reverse=True):
+        pieces = min(part.blocks, math.ceil(part.bytes * wanted / total)) if total else 0
+        if pieces > 1:
+            edges = [round(part.blocks * i / pieces) for i in range(pieces + 1)]
+            plan += [[_Range(part, low, high)] for low, high in pairwise(edges)]
+            continue
+        if shared and ((filled + part.bytes) * wanted > total or len(shared) >= leaves):
+            plan.append(shared)
+            shared, filled = [], 0
+        shared.append(_Range(part, 0, part.blocks))
+        filled += part.bytes
+    return [*plan, shared] if shared else plan
+
+
+def _partition(connection: Connection, table: PublishedTable, ranges: Sequence[_Range]) -> Partition:
+    selects = [_select(connection, table, one) for one in ranges]
+    return Partition(
+        number=0,
+        select=" union all ".join(selects),
+        estimated_rows=round(sum(one.part.rows * one.share for one in ranges)),
+        estimated_bytes=round(sum(one.part.bytes * one.share for one in ranges)),
+    )
 
 
 def _physical_tables(connection: Connection, table: PublishedTable) -> list[_Physical]:
     with source_errors():
         rows = connection.execute(_PHYSICAL, {"oid": table.schema.relation_id}).fetchall()
-    found = [
-        _Physical(sql.Identifier(schema, name), blocks or 0, tuples)
-        for _, schema, name, kind, blocks, tuples in rows
-        if kind == "r"
-    ]
-    if any(kind == "f" for _, _, _, kind, _, _ in rows):
-        raise NotSupported(f"{table.schema.table} has a foreign table as partition")
+    found = []
+    for schema, name, kind, block_size, heap, toast, pages, tuples in rows:
+        if kind == "f":
+            raise NotSupported(
+                f"{table.schema.table} has the foreign table {schema}.{name} as partition",
+                hint="Detach it, or publish the other partitions one by one.",
+            )
+        blocks = math.ceil(heap / block_size)
+        rows_ = _estimate_rows(blocks, pages, tuples)
+        found.append(_Physical(sql.Identifier(schema, name), blocks, rows_, heap + toast))
     # A partitioned table without partitions is an empty table.
-    return found or [_Physical(sql.Identifier(table.schema.table.schema, table.schema.table.name), 0, 0)]
+    return found or [_Physical(sql.Identifier(table.schema.table.schema, table.schema.table.name), 0, 0, 0)]
 
 
-def _estimate_rows(physical: list[_Physical]) -> float:
-    """reltuples where it is known; else a guess from the size."""
-    return sum(part.rows if part.rows >= 0 else part.blocks * 60 for part in physical)
+def _estimate_rows(blocks: int, pages: int, tuples: float) -> float:
+    """As the planner does: the density of the last analyze, times what the table has grown to since.
+
+    A table that was never analyzed (-1), or only when it was empty, has no density: a guess.
+    """
+    return blocks * (tuples / pages if pages > 0 and tuples > 0 else GUESSED_ROWS_PER_BLOCK)
 
 
 def _ctid_range(low: int, high: int, blocks: int) -> sql.Composable | None:
@@ -134,9 +206,10 @@ def _ctid_range(low: int, high: int, blocks: int) -> sql.Composable | None:
     return sql.SQL(" and ").join(conditions) if conditions else None
 
 
-def _select(connection: Connection, table: PublishedTable, source: sql.Identifier, where: sql.Composable | None) -> str:
+def _select(connection: Connection, table: PublishedTable, part: _Range) -> str:
+    where = _ctid_range(part.low, part.high, part.part.blocks)
     conditions = [condition for condition in (where, _row_filter(table)) if condition is not None]
-    query = sql.SQL("select {} from only {}").format(select_list(table.schema), source)
+    query = sql.SQL("select {} from only {}").format(select_list(table.schema), part.part.name)
     if conditions:
         query += sql.SQL(" where ") + sql.SQL(" and ").join(conditions)
     return query.as_string(connection)

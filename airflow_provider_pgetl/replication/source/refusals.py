@@ -23,8 +23,7 @@ _PEOPLE_NEEDED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), hint)
     for pattern, hint in (
         (
-            r"password authentication failed|no password supplied|empty password|authentication failed for user"
-            r"|role \"[^\"]*\" does not exist",
+            r"authentication failed for user|no password supplied|empty password|role \"[^\"]*\" does not exist",
             "Check user and password of the connection; the server's log says more.",
         ),
         (r"is not permitted to log in", "As a superuser: alter role ... login."),

@@ -1,9 +1,10 @@
 """A consistent view of the source at an exact LSN, which holds no WAL.
 
 A temporary slot gives the snapshot and its LSN S: exactly the transactions with ``commit_lsn < S`` are visible.
-A plain read-only transaction takes the snapshot over, locks the tables against rewrites and exports it again;
-the slot is then gone, so that a long copy keeps no WAL. Why a slot and not ``pg_export_snapshot`` alone: making
-the slot waits for the transactions that were running, so none falls between snapshot and stream.
+A plain read-only transaction takes the snapshot over, and the slot is gone at once, so that a long copy keeps no
+WAL. The transaction then locks the tables against rewrites and exports the snapshot again. Why a slot and not
+``pg_export_snapshot`` alone: making the slot waits for the transactions that were running, so none falls between
+snapshot and stream.
 """
 
 from __future__ import annotations
@@ -11,37 +12,59 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psycopg
 from psycopg import sql
 
-from airflow_provider_pgetl.replication.errors import SnapshotLost
+from airflow_provider_pgetl.replication.errors import SnapshotLost, SourceError
+from airflow_provider_pgetl.replication.failpoints import hit
 from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.schema import TableName
 from airflow_provider_pgetl.replication.source.connection import (
     Connection,
     connect,
+    connect_holder,
     connect_replication,
     source_errors,
 )
+from airflow_provider_pgetl.replication.source.waiting import OnWait, run_waiting
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS = 5
+# Preflight leaves slots of this name out of account: they live for moments.
+TEMPORARY_PREFIX = "pgetl_tmp_"
+# Past this age people should know: vacuum can't clean, and DDL on the tables queues behind the lock.
+OLD_AFTER_S = 3600.0
 
-# Of a table and its partitions: where the rows lie.
-_FILENODES = """
-select t.relid::oid::int8, c.relfilenode::int8
-from unnest(%s::text[]) n (name)
-cross join lateral pg_partition_tree(to_regclass(n.name)) t
-join pg_class c on c.oid = t.relid
-union all
-select c.oid::int8, c.relfilenode::int8
-from unnest(%s::text[]) n (name) join pg_class c on c.oid = to_regclass(n.name)
-order by 1, 2
+_ATTEMPTS = 5
+_GONE = frozenset({"42P01", "3F000"})
+_FORBIDDEN = "42501"
+
+# Of each table and its partitions: where the rows lie, and in which columns. Only plain reads of catalog tables:
+# functions such as to_regclass, pg_partition_tree and pg_relation_filenode look at the newest catalog, whatever the
+# transaction's snapshot. Children by plain inheritance are tables of their own.
+_SHAPES = """
+with recursive tree (root, oid, parent, detaching) as (
+    select c.oid, c.oid, 0::oid, false
+    from unnest(%(schemas)s::text[], %(names)s::text[]) t (schema, name)
+    join pg_namespace n on n.nspname = t.schema
+    join pg_class c on c.relnamespace = n.oid and c.relname = t.name
+  union all
+    select t.root, i.inhrelid, i.inhparent, i.inhdetachpending
+    from tree t
+    join pg_inherits i on i.inhparent = t.oid
+    join pg_class c on c.oid = i.inhrelid and c.relispartition
+)
+select t.root::int8, t.oid::int8, t.parent::int8, t.detaching, c.relkind::text, c.relfilenode::int8,
+       (select array_agg(concat_ws(' ', a.attnum, a.atttypid, a.atttypmod, a.attisdropped, a.attname) order by a.attnum)
+        from pg_attribute a where a.attrelid = t.oid and a.attnum > 0)
+from tree t join pg_class c on c.oid = t.oid
+order by 1, 2, 3
 """
 
 
@@ -50,6 +73,9 @@ class SnapshotHolder:
 
     def __init__(self, connection: Connection, lsn: Lsn, snapshot: str) -> None:
         self._connection = connection
+        self._opened_at = time.monotonic()
+        self._lost = False
+        self._warned = False
         self.lsn = lsn
         self.snapshot = snapshot
 
@@ -58,12 +84,30 @@ class SnapshotHolder:
         """A connection inside the snapshot, to read the catalog as of then."""
         return self._connection
 
+    @property
+    def age_s(self) -> float:
+        """How long the snapshot has been held."""
+        return time.monotonic() - self._opened_at
+
+    @property
+    def lost(self) -> bool:
+        """Whether the snapshot is known to be gone; asks nobody, ``check`` does."""
+        return self._lost or self._connection.closed
+
     def check(self) -> None:
         """Raise ``SnapshotLost`` if the holder's connection is gone, and the snapshot with it."""
         try:
             self._connection.execute("select 1")
         except psycopg.Error as error:
+            self._lost = True
             raise SnapshotLost(f"the snapshot {self.snapshot} at {self.lsn} is lost") from error
+        if self.age_s >= OLD_AFTER_S and not self._warned:
+            self._warned = True
+            log.warning(
+                "the snapshot at %s is held for %d min: vacuum can't clean meanwhile, and DDL waits",
+                self.lsn,
+                self.age_s // 60,
+            )
 
     def close(self) -> None:
         self._connection.close()
@@ -77,54 +121,84 @@ class SnapshotHolder:
         self.close()
 
 
-def open_snapshot(source: str, tables: Sequence[TableName]) -> SnapshotHolder:
-    """A snapshot over ``tables``, each locked against rewrites (ACCESS SHARE)."""
+def open_snapshot(source: str, tables: Sequence[TableName], *, on_wait: OnWait | None = None) -> SnapshotHolder:
+    """A snapshot over ``tables``, each locked against rewrites (ACCESS SHARE).
+
+    While old transactions keep the slot from being made, ``on_wait`` is told how many they are; what it raises
+    ends the wait.
+    """
     for attempt in range(1, _ATTEMPTS + 1):
-        holder = _take_over(source, tables)
-        if _unmoved(source, holder, tables):
-            return holder
+        holder = _take_over(source, tables, on_wait)
+        try:
+            if _unmoved(source, holder, tables):
+                return holder
+        except BaseException:
+            holder.close()
+            raise
         holder.close()
-        log.info("a table was rewritten while its snapshot was taken, attempt %d of %d", attempt, _ATTEMPTS)
-    raise SnapshotLost("the tables were rewritten each time while their snapshot was taken")
+        log.info("a table changed while its snapshot was taken, attempt %d of %d", attempt, _ATTEMPTS)
+    raise SnapshotLost("the tables changed each time while their snapshot was taken")
 
 
-def _take_over(source: str, tables: Sequence[TableName]) -> SnapshotHolder:
-    slot = f"pgetl_tmp_{os.getpid()}_{secrets.token_hex(4)}"
-    plain = connect(source, "snapshot", autocommit=True)
+def _take_over(source: str, tables: Sequence[TableName], on_wait: OnWait | None) -> SnapshotHolder:
+    plain = connect_holder(source, "snapshot")
     try:
-        with connect_replication(source, "snapshot-slot") as replication, source_errors():
-            row = replication.execute(
-                sql.SQL("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT").format(
-                    sql.Identifier(slot)
-                )
-            ).fetchone()
-            assert row is not None
-            # The exported snapshot dies with the next command on the slot's connection.
-            plain.execute("begin isolation level repeatable read read only")
-            plain.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(row[2])))
-            for table in sorted(tables):
-                name = sql.Identifier(table.schema, table.name)
-                plain.execute(sql.SQL("lock table {} in access share mode").format(name))
+        lsn = _enter(source, plain, on_wait)
+        hit("snapshot.taken")
+        for table in sorted(tables):
+            _lock(plain, table)
+        with source_errors():
             exported = plain.execute("select pg_export_snapshot()").fetchone()
-            assert exported is not None
-        return SnapshotHolder(plain, Lsn.parse(row[1]), exported[0])
+        assert exported is not None
+        return SnapshotHolder(plain, lsn, exported[0])
     except BaseException:
         plain.close()
         raise
 
 
+def _enter(source: str, plain: Connection, on_wait: OnWait | None) -> Lsn:
+    """Bring ``plain`` into the snapshot of a new slot; the slot is gone afterwards."""
+    slot = f"{TEMPORARY_PREFIX}{os.getpid()}_{secrets.token_hex(4)}"
+    command = sql.SQL("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT")
+    with closing(connect_replication(source, "snapshot-slot")) as replication, source_errors():
+        row = run_waiting(source, replication, command.format(sql.Identifier(slot)), on_wait)
+        # The exported snapshot dies with the next command on the slot's connection, or with the connection.
+        plain.execute("begin isolation level repeatable read read only")
+        plain.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(row[2])))
+    return Lsn.parse(row[1])
+
+
+def _lock(plain: Connection, table: TableName) -> None:
+    """Lock the table and its partitions; waits for DDL that is under way."""
+    name = sql.Identifier(table.schema, table.name)
+    try:
+        plain.execute(sql.SQL("lock table {} in access share mode").format(name))
+    except psycopg.Error as error:
+        if error.sqlstate in _GONE:
+            raise SourceError(
+                f"{table} does not exist (any more)", hint="Run discovery again: it sees which tables are published."
+            ) from error
+        if error.sqlstate == _FORBIDDEN:
+            raise SourceError(
+                f"the role may not read {table}", hint=f"grant select on {name.as_string(None)} to the role"
+            ) from error
+        with source_errors():
+            raise
+
+
 def _unmoved(source: str, holder: SnapshotHolder, tables: Sequence[TableName]) -> bool:
-    """Whether no table was rewritten between snapshot and lock.
+    """Whether no table changed its shape or place between snapshot and lock.
 
-    A rewritten table reads as empty under the snapshot and streams nothing. Now that the lock is held, the
-    snapshot's own catalog must say what the newest catalog says.
+    A table rewritten after the snapshot reads as empty under it, and the rewrite streams nothing; one that was
+    altered or got a partition is not what the snapshot's catalog says. Now that the lock is held, the snapshot's own
+    catalog must say what the newest catalog says.
     """
-    names = [_quote(table) for table in tables]
-    with connect(source, "snapshot-check") as now, source_errors():
-        after = now.execute(_FILENODES, (names, names)).fetchall()
-        before = holder.connection.execute(_FILENODES, (names, names)).fetchall()
-    return before == after
+    with closing(connect(source, "snapshot-check")) as now:
+        newest = _shapes(now, tables)
+    return _shapes(holder.connection, tables) == newest
 
 
-def _quote(table: TableName) -> str:
-    return ".".join('"' + part.replace('"', '""') + '"' for part in (table.schema, table.name))
+def _shapes(connection: Connection, tables: Sequence[TableName]) -> list[tuple[Any, ...]]:
+    names = {"schemas": [table.schema for table in tables], "names": [table.name for table in tables]}
+    with source_errors():
+        return connection.execute(_SHAPES, names).fetchall()
