@@ -77,6 +77,14 @@ order by n.nspname, c.relname
 # Names of types and in expressions print the same under every role, and as the DDL trigger prints them.
 SEARCH_PATH = "pg_catalog, pg_temp"
 
+_LISTED = """
+select a.attname::text
+from pg_publication p
+join pg_publication_rel r on r.prpubid = p.oid
+join pg_attribute a on a.attrelid = r.prrelid and a.attnum = any(r.prattrs::int2[])
+where p.pubname = %s and r.prrelid = %s
+"""
+
 # A domain's type and modifier are those of what it rests on, however deep.
 _BASE = """
 with recursive base (oid, typ, typmod) as (
@@ -205,6 +213,15 @@ def columns(connection: Connection, relation_ids: Sequence[int]) -> dict[int, li
     for row in rows:
         found.setdefault(row.pop("relation_id"), []).append(Column(**row))
     return found
+
+
+def column_list(connection: Connection, name: str, relation_id: int) -> frozenset[str] | None:
+    """The names of the columns that the publication lists for the table; None if it lists none and sends all."""
+    if connection.info.server_version < _FILTERS_SINCE:
+        return None
+    with source_errors():
+        rows = connection.execute(_LISTED, (name, relation_id)).fetchall()
+    return frozenset(row[0] for row in rows) or None
 
 
 def types(connection: Connection, oids: Sequence[int]) -> dict[int, BaseType]:

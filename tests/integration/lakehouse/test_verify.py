@@ -14,7 +14,7 @@ from airflow_provider_pgetl.lakehouse.destination import LakeDestination
 from airflow_provider_pgetl.lakehouse.session import Sessions
 from airflow_provider_pgetl.lakehouse.verify import Check, Compared, NoCut
 from airflow_provider_pgetl.local.process import wait_until
-from airflow_provider_pgetl.replication.config import BatchConfig, PipelineConfig
+from airflow_provider_pgetl.replication.config import BatchConfig, DdlCapture, PipelineConfig
 from airflow_provider_pgetl.replication.discover import discover
 from airflow_provider_pgetl.replication.pipeline import Pipeline
 from airflow_provider_pgetl.replication.schema import TableName
@@ -54,11 +54,19 @@ class Mirror:
 
     def __init__(self, database: Database, spark: SparkServer, folder: Path) -> None:
         self.database = database
-        self.config = PipelineConfig("checked", "checked", str(folder), BatchConfig(100), apply_interval_ms=100)
+        self.config = PipelineConfig(
+            "checked",
+            "checked",
+            str(folder),
+            BatchConfig(100),
+            pg_connection=database.conninfo,
+            apply_interval_ms=100,
+            ddl_capture=DdlCapture.OFF,
+        )
         self.store = MemoryStore()
         self.sessions = Sessions(spark.url, catalog="lake")
         self.destination = LakeDestination(spark.url, catalog="lake", source=database.conninfo)
-        self.pipeline = Pipeline(self.config, database.conninfo, self.store, self.destination, owner="test")
+        self.pipeline = Pipeline(self.config, self.store, self.destination, copies=False)
 
     async def start(self) -> None:
         records = await asyncio.to_thread(discover, self.config, self.database.conninfo, self.store, by="test")

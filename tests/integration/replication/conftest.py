@@ -16,7 +16,7 @@ import pytest
 
 from airflow_provider_pgetl.local.postgres import Database
 from airflow_provider_pgetl.replication import failpoints
-from airflow_provider_pgetl.replication.config import BatchConfig, PipelineConfig
+from airflow_provider_pgetl.replication.config import BatchConfig, DdlCapture, PipelineConfig
 from airflow_provider_pgetl.replication.discover import discover
 from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.progress import TableRecord
@@ -113,6 +113,8 @@ def source(database: Database, tmp_path: Path) -> Iterator[Source]:
         name=f"p_{database.name}",
         publication="pub",
         spool_root=str(tmp_path / "spool"),
+        pg_connection=database.conninfo,
+        ddl_capture=DdlCapture.OFF,
         batch=BatchConfig(max_fill_ms=50),
     )
     yield Source(database.conninfo, config, MemoryStore())
