@@ -244,4 +244,4 @@ def _taking_files(destination: Destination | FileDestination, source: str, spool
     """The destination as the paths need it: one that takes rows and events gets somebody who reads for it."""
     if getattr(destination, "takes_files", False):
         return cast("FileDestination", destination)
-    return Delivery(cast("Destination", destination), source, spool)
+    return Delivery(cast("Destination", destination), spool, source)
