@@ -130,7 +130,8 @@ def _plan(config: PipelineConfig, store: Store, holder: SnapshotHolder, record: 
             f"{record.table} is not published any more",
             hint=f"Add it to the publication {config.publication!r}.",
         )
-    schema = store.add_schema(config.name, table.schema, holder.lsn)
+    # What commits at S itself comes after the snapshot.
+    schema = store.add_schema(config.name, table.schema, Lsn(holder.lsn - 1))
     partitions: tuple[Partition, ...] = ()
     if config.table_sync_copy.copies(record.table):
         partitions = plan_partitions(holder.connection, table, config.max_copy_connections_per_table)

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # The machine does not lose power during a test, so nothing is gained by waiting for the disk.
-FAST = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "64MB"}
+FAST = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "shared_buffers": "64MB",
+    "max_prepared_transactions": "4",
+    "max_replication_slots": "20",
+}
 _numbers = itertools.count(1)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -123,7 +124,12 @@ class Live:
 
 
 def _sortable(row: dict[str, Any]) -> str:
-    return repr(sorted(row.items()))
+    return repr(sorted((name, _plain(value)) for name, value in row.items()))
+
+
+def _plain(value: Any) -> Any:
+    """Drivers name UTC by different objects."""
+    return value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
 
 
 def make_live(database: Database, folder: str, **options: Any) -> Live:
