@@ -153,7 +153,7 @@ class DestinationStore(Protocol):
     def applying(self, record: TableRecord, name: str, version: int) -> DestinationTable:
         """A schema change to ``version`` begins: the present version becomes the previous one. Repeatable.
 
-        ``SchemaChangeUnderWay`` if a change to another version was begun and not finished."""
+        A change that was begun and not finished may be begun again, also to a later version; the previous one stays."""
 
     def applied_schema(self, record: TableRecord, name: str, version: int) -> DestinationTable:
         """The destination's table is in shape ``version``, which the table's record says from now on, too.

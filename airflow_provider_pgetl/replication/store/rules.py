@@ -116,9 +116,8 @@ def change_begun(known: DestinationTable | None, relation_id: int, name: str, ve
         return DestinationTable(relation_id, name, version, None, DestinationStatus.APPLYING)
     if known.status is DestinationStatus.APPLIED:
         return DestinationTable(relation_id, name, version, known.schema_version, DestinationStatus.APPLYING)
-    if known.schema_version != version:
-        raise under_way(known)
-    return dataclasses.replace(known, name=name)
+    # A change that was begun and not finished comes again, perhaps with others after it.
+    return dataclasses.replace(known, name=name, schema_version=version)
 
 
 def change_done(relation_id: int, name: str, version: int) -> DestinationTable:

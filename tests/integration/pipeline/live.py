@@ -24,6 +24,10 @@ from airflow_provider_pgetl.replication.store.base import Store
 WAIT_S = 60.0
 
 
+class Killed(BaseException):
+    """The end of a process, as far as one thread can show it: nobody catches it."""
+
+
 @dataclass
 class Live:
     """One source, one pipeline over it that can be stopped and started, one destination."""

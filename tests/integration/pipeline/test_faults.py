@@ -20,7 +20,7 @@ from airflow_provider_pgetl.replication.errors import DestinationError, Destinat
 from airflow_provider_pgetl.replication.events import Events
 from airflow_provider_pgetl.replication.state import StateKind
 from tests.integration.conftest import FAST
-from tests.integration.pipeline.live import Live, make_live
+from tests.integration.pipeline.live import Killed, Live, make_live
 
 TABLE = "create table t (id int primary key, v text)"
 ROWS = "insert into t select i, 'v' from generate_series(1, 500) i"
@@ -53,17 +53,13 @@ def test_a_restart_after_a_crash_at_any_point(live: Live, point: str) -> None:
     def die() -> None:
         nonlocal hits
         hits += 1
-        raise SystemExit("killed")
+        raise Killed
 
     failpoints.arm(point, die)
-    threading.excepthook, before = lambda args: None, threading.excepthook
-    try:
-        with pytest.raises(BaseException, match="killed"), live.running() as pipeline:
-            live.execute(*CHANGES)
-            live.wait_for(lambda: hits > 0, "the crash")
-            raise SystemExit("killed")
-    finally:
-        threading.excepthook = before
+    with pytest.raises(Killed), live.running():
+        live.execute(*CHANGES)
+        live.wait_for(lambda: hits > 0, "the crash")
+        raise Killed
     failpoints.disarm()
     live.execute("update t set v = 'after the crash' where id < 50")
     with live.running():
