@@ -104,10 +104,8 @@ class WebhookDestination:
         self._post({"table": str(schema.table), "rows": list(ev.plain_rows(schema, rows))})
 
     def write_events(self, events: ev.Events) -> None:
-        changes: list[dict[str, Any]] = []
-        for event in events:
-            if isinstance(event, ev.Begin | ev.Commit):
-                continue
+        changes = []
+        for event in (one for one in events if not isinstance(one, ev.Begin | ev.Commit)):
             change: dict[str, Any] = {"op": type(event).__name__.lower(), "place": event.place}
             match event:
                 case ev.Insert(row=row):
