@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 FAILOVER_SINCE = 170000
 DROP_TIMEOUT_S = 30.0
 _DROP_POLL_S = 0.1
+_ALTER_TIMEOUT_S = 10.0
 _OBJECT_IN_USE = "55006"
 _UNDEFINED_OBJECT = "42704"
 
@@ -92,6 +93,13 @@ def require(connection: Connection, name: str) -> Slot:
             f"the replication slot {name!r} does not exist",
             hint="Run the copy DAG: discovery makes the slot. If it existed before, resync all tables.",
         )
+    if slot.plugin != "pgoutput":
+        raise SlotError(f"the replication slot {name!r} uses the plugin {slot.plugin!r}, not pgoutput")
+    if slot.database != connection.info.dbname:
+        raise SlotError(
+            f"the replication slot {name!r} belongs to the database {slot.database!r}",
+            hint="Slot names are shared by all databases of a server: give the pipeline another name.",
+        )
     if not slot.ready:
         raise SourceUnreachable(
             f"the replication slot {name!r} is still being made by process {slot.active_pid}",
@@ -103,13 +111,6 @@ def require(connection: Connection, name: str) -> Slot:
             f"the replication slot {name!r} was invalidated{reason}: the server removed what it needed",
             hint="Drop the slot, run discovery again and resync all tables, or set invalidated_slot_behavior to"
             " 'recreate'; raise max_slot_wal_keep_size.",
-        )
-    if slot.plugin != "pgoutput":
-        raise SlotError(f"the replication slot {name!r} uses the plugin {slot.plugin!r}, not pgoutput")
-    if slot.database != connection.info.dbname:
-        raise SlotError(
-            f"the replication slot {name!r} belongs to the database {slot.database!r}",
-            hint="Slot names are shared by all databases of a server: give the pipeline another name.",
         )
     return slot
 
@@ -143,7 +144,7 @@ def ensure(
         return create(source, name, failover=failover, on_wait=on_wait)
     slot = require(connection, name)
     if failover and not slot.failover:
-        _set_failover(source, name)
+        _set_failover(source, slot)
     return slot.confirmed
 
 
@@ -201,15 +202,24 @@ def _refuse_failover_below_17(connection: Connection) -> None:
         )
 
 
-def _set_failover(source: str, name: str) -> None:
-    with closing(connect_replication(source, "slot")) as replication, source_errors():
-        try:
-            replication.execute(sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)").format(sql.Identifier(name)))
-        except psycopg.Error as error:
-            if error.sqlstate != _OBJECT_IN_USE:
-                raise
-            raise SlotError(
-                f"the replication slot {name!r} can't be set to follow failovers while it is in use",
-                hint="Stop the stream, run discovery, and start the stream again.",
-            ) from error
-    log.info("the slot %s follows failovers from now on", name)
+def _set_failover(source: str, slot: Slot) -> None:
+    """The command waits for whoever uses the slot, and a stream never lets go: look first, and don't wait long."""
+    deadline = time.monotonic() + _ALTER_TIMEOUT_S
+
+    def give_up(_: int) -> None:
+        if time.monotonic() >= deadline:
+            raise _in_use(slot.name)
+
+    if slot.active_pid is not None:
+        raise _in_use(slot.name)
+    command = sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)").format(sql.Identifier(slot.name))
+    with closing(connect_replication(source, "slot")) as replication:
+        run_waiting(source, replication, command, give_up)
+    log.info("the slot %s follows failovers from now on", slot.name)
+
+
+def _in_use(name: str) -> SlotError:
+    return SlotError(
+        f"the replication slot {name!r} can't be set to follow failovers while it is in use",
+        hint="Stop the stream, run discovery, and start the stream again.",
+    )

@@ -26,11 +26,18 @@ POLL_S = 0.5
 LOG_EVERY_S = 30.0
 _CANCEL_TIMEOUT_S = 5.0
 
+# Only transactions with an id are waited for, also prepared ones, in all databases. Each holds the lock of its id,
+# which any role may see; pg_stat_activity hides the transactions of others.
+_WRITING = """
+select distinct virtualtransaction from pg_locks
+where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted
+"""
+
 
 def run_waiting(
     source: str, replication: Connection, command: sql.Composable, on_wait: OnWait | None = None
 ) -> tuple[str, ...]:
-    """Run a replication command and return its one row; meanwhile tell ``on_wait`` who is waited for."""
+    """Run a replication command and return its one row, if any; meanwhile tell ``on_wait`` how many are waited for."""
     pgconn = replication.pgconn
     with ExitStack() as stack, source_errors():
         counter = _Counter(source, on_wait, stack)
@@ -60,16 +67,15 @@ def _row(pgconn: pq.abc.PGconn) -> tuple[str, ...]:
         pass
     if result is None:
         raise psycopg.OperationalError("the server gave no answer")
+    if result.status == pq.ExecStatus.COMMAND_OK:
+        return ()
     if result.status != pq.ExecStatus.TUPLES_OK:
         raise psycopg.errors.error_from_result(result)
     return tuple((result.get_value(0, column) or b"").decode() for column in range(result.nfields))
 
 
 class _Counter:
-    """Counts transactions that were there at the last look and still are; opens its connection only if need be.
-
-    Snapshots list the running transactions of all databases to any role; pg_stat_activity hides those of others.
-    """
+    """Counts transactions that were there at the last look and still are; opens its connection only if need be."""
 
     def __init__(self, source: str, on_wait: OnWait | None, stack: ExitStack) -> None:
         self._source = source
@@ -96,7 +102,7 @@ class _Counter:
         if self._connection is None:
             self._connection = self._stack.enter_context(closing(connect(self._source, "slot-wait")))
         with source_errors():
-            rows = self._connection.execute("select pg_snapshot_xip(pg_current_snapshot())::text").fetchall()
+            rows = self._connection.execute(_WRITING).fetchall()
         running = frozenset(row[0] for row in rows)
         waiting, self._before = len(self._before & running), running
         return waiting
