@@ -180,7 +180,7 @@ class PipelineConfig:
 
     name: str
     publication: str
-    spool_root: str
+    spool_root: str = field(repr=False)  # a URL may hold keys
     batch: BatchConfig = field(default_factory=BatchConfig)
     pg_connection: str | PgConnectionConfig = field(default="", repr=False)
     max_table_sync_workers: int = 4
