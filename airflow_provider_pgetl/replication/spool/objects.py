@@ -39,10 +39,14 @@ _OPTIONS = _QUERY | {
     "connect_timeout",
     "request_timeout",
 }
-# A dead endpoint is told after seconds, three attempts of the SDK included; the writer then waits and repeats.
-_DEFAULTS = {"connect_timeout": 5.0, "request_timeout": 15.0}
+# Measured: a write to an endpoint that takes the connection and never answers is given up after twice
+# request_timeout + 6 s, other requests after twice request_timeout. The writer then waits and repeats.
+_DEFAULTS = {"connect_timeout": 5.0, "request_timeout": 10.0}
+_ATTEMPTS = 2
 # A deletion is three requests of some 20 ms each, and pyarrow has no bulk deletion of single objects.
 _DELETERS = 16
+_REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _CODE = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
 _FORBIDDEN = ("the object store refuses the credentials", "Check the keys, and the role's rights to the bucket.")
 # What a person has to mend, by AWS's code or HTTP status. Everything else may pass.
@@ -213,14 +217,18 @@ def _s3_options(url: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _connected(bucket: str, options: Mapping[str, Any]) -> pafs.FileSystem:
-    given = dict(options)
-    by_environment = any(os.environ.get(name) for name in _PLACED_BY)
-    if not (given.get("region") or given.get("endpoint_override") or by_environment):
+    given = {**options, **_endpoint(options)}
+    placed = (given.get("region"), given.get("endpoint_override"), *map(os.environ.get, _REGION_VARIABLES))
+    if not any(placed):
         with contextlib.suppress(OSError):
             given["region"] = pafs.resolve_s3_region(bucket)
     try:
-        # Delayed opening: a small object is one request, and no half of an upload is left in the bucket.
-        return pafs.S3FileSystem(**given, allow_delayed_open=True)
+        return pafs.S3FileSystem(
+            **given,
+            retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+            # A small object is one request then, and no half of an upload is left in the bucket.
+            allow_delayed_open=True,
+        )
     except (pa.ArrowInvalid, ValueError, TypeError):
         # The cause may quote what was given.
         raise ConfigError(
@@ -229,7 +237,13 @@ def _connected(bucket: str, options: Mapping[str, Any]) -> pafs.FileSystem:
         ) from None
 
 
-_PLACED_BY = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+def _endpoint(options: Mapping[str, Any]) -> dict[str, str]:
+    """Where the store answers: as given, else by AWS's variables, which pyarrow does not read; both may be a URL."""
+    found = options.get("endpoint_override") or next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), None)
+    if not found:
+        return {}
+    scheme, separator, host = str(found).rpartition("://")
+    return {"endpoint_override": host.rstrip("/"), **({"scheme": scheme} if separator else {})}
 
 
 def _other(url: str, root: str) -> pafs.FileSystem:
