@@ -59,10 +59,14 @@ class Spool:
             raise
         return tuple(written)
 
-    def sweep(self, registered: set[str]) -> int:
+    def sweep(self, registered: set[str], *, durable: bool = False) -> int:
         """Delete files that no ledger row knows: what a crash left. Only for the holder of the lease, and not
-        while it writes; what an overtaken writer writes meanwhile can't be registered and goes next time."""
-        if any(path.startswith(f"{self._folder}/") for path in registered):
+        while it writes; what an overtaken writer writes meanwhile can't be registered and goes next time.
+
+        ``durable`` says that the registered files must be there: ``SpoolError`` if the whole location is gone, so
+        that nobody goes on writing under a mount point on which nothing is mounted.
+        """
+        if durable and any(path.startswith(f"{self._folder}/") for path in registered):
             self._require()
         orphans = self._place.found(self._folder) - registered
         self._place.delete(orphans)

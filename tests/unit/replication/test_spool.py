@@ -85,10 +85,15 @@ def test_a_damaged_file_is_named_and_its_content_is_not(
 def test_a_location_that_is_not_mounted_is_waited_for(spool: Spool, root: Path) -> None:
     (file,) = spool.write(tables(1))
     (root / "shop").rename(root / "elsewhere")
-    for step in (lambda: spool.read(file), lambda: spool.missing([file.path]), lambda: spool.sweep({file.path})):
+    for step in (
+        lambda: spool.read(file),
+        lambda: spool.missing([file.path]),
+        lambda: spool.sweep({file.path}, durable=True),
+    ):
         with pytest.raises(SpoolError, match="is gone") as caught:
             step()
         assert not isinstance(caught.value, SpoolCorrupt)
+    assert spool.sweep({file.path}) == 0, "a spool that may be lost begins anew"
     (root / "elsewhere").rename(root / "shop")
     assert spool.read(file).num_rows == 2
 
