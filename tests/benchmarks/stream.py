@@ -15,11 +15,12 @@ import os
 import resource
 import statistics
 import subprocess
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from _wal import make_table, make_wal, scratch_server
 
 from airflow_provider_pgetl.local.postgres import Database, EmbeddedPostgres
 from airflow_provider_pgetl.replication.config import PipelineConfig
@@ -28,51 +29,12 @@ from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.store.memory import MemoryStore
 from airflow_provider_pgetl.replication.stream import StreamPath
 
-TABLE = """
-create table orders (
-    id bigint primary key, customer int not null, status text not null, amount numeric(12,2) not null,
-    created timestamptz not null default now(), note text, paid bool not null default false, weight float8
-)
-"""
-INSERT = """
-insert into orders select i, i % 10000, 'new', i * 0.01, now(), 'note of order ' || i, i % 2 = 0, i / 3.0
-from generate_series(1, {inserts}) i
-"""
-
-
 @dataclass
 class Run:
     seconds: float
     cpu: float
     loop_lag_p99_ms: float = 0.0
     messages: int = 0
-
-
-def make_wal(database: Database, server: EmbeddedPostgres, inserts: int, updates: int) -> Lsn:
-    with database.connect() as connection:
-        connection.execute(INSERT.format(inserts=inserts))
-    script = Path(tempfile.mkstemp(suffix=".sql")[1])
-    update = "update orders set status = 'paid', paid = true, amount = amount + 1 where id = :id;"
-    script.write_text(f"\\set id random(1, {inserts})\n{update}\n")
-    script.chmod(0o644)
-    subprocess.run(
-        [
-            server.program("pgbench"),
-            "--no-vacuum",
-            "--client=4",
-            f"--transactions={updates // 4}",
-            f"--file={script}",
-            "--protocol=prepared",
-            database.conninfo,
-        ],
-        check=True,
-        capture_output=True,
-    )
-    script.unlink()
-    with database.connect() as connection:
-        row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
-    assert row is not None
-    return Lsn.parse(str(row[0]))
 
 
 def reference(database: Database, server: EmbeddedPostgres, slot: str, end: Lsn) -> Run:
@@ -133,20 +95,15 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        folder.chmod(0o755)
-        settings = {"max_replication_slots": "20", "max_wal_size": "4GB", "synchronous_commit": "off"}
-        with EmbeddedPostgres(folder / "postgres", settings=settings) as server:
-            result = measure(server, folder, options)
+    with scratch_server() as (server, folder):
+        result = measure(server, folder, options)
     print(json.dumps(result))
 
 
 def measure(server: EmbeddedPostgres, folder: Path, options: argparse.Namespace) -> dict[str, object]:
     database = server.create_database("bench")
+    make_table(database)
     with database.connect() as connection:
-        connection.execute(TABLE)
-        connection.execute("create publication pub for table orders")
         for number in range(options.rounds):
             for slot in (f"ref_{number}", f"pgetl_bench_{number}"):
                 connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
