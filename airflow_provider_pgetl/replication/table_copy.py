@@ -29,7 +29,7 @@ from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.progress import TableRecord
 from airflow_provider_pgetl.replication.schema import TableSchema
 from airflow_provider_pgetl.replication.source import catalog
-from airflow_provider_pgetl.replication.source.copy_out import copy_frames
+from airflow_provider_pgetl.replication.source.copy_out import copy_rows
 from airflow_provider_pgetl.replication.source.partitions import plan_partitions
 from airflow_provider_pgetl.replication.source.snapshot import SnapshotHolder, open_snapshot
 from airflow_provider_pgetl.replication.state import StateKind, TableState
@@ -71,8 +71,8 @@ def needs_a_person(error: PgEtlError) -> TableState:
 
 def read_partition(source: str, snapshot: str, select: str, schema: TableSchema, lsn: Lsn) -> Iterator[pa.RecordBatch]:
     """The rows of one partition in the lake's shape; runs wherever the job runs."""
-    for frames in copy_frames(source, snapshot, select):
-        yield decode_rows(frames, schema, lsn)
+    for rows in copy_rows(source, snapshot, select):
+        yield decode_rows(rows.buffer, rows.lengths, schema, lsn)
 
 
 def copy_table(

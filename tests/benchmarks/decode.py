@@ -27,7 +27,6 @@ from _wal import make_table, make_wal, scratch_server
 
 from airflow_provider_pgetl.local.postgres import Database
 from airflow_provider_pgetl.replication.decode.decoder import Decoder
-from airflow_provider_pgetl.replication.decode.messages import Relation
 from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.schema import TableSchema
 from airflow_provider_pgetl.replication.source import catalog
@@ -43,15 +42,15 @@ TARGET = 500_000
 def record(database: Database, end: Lsn, folder: Path) -> None:
     """Every frame up to ``end``, each with its length before it; inserts and updates in a file of their own."""
     stream = ReplicationStream(database.conninfo, SLOT, "pub", Lsn(0))
-    commits = 0
+    commits, reached = 0, Lsn(0)
     files = [(folder / name).open("wb") for name in ("inserts", "updates")]
     try:
-        while stream.received < end:
+        while max(stream.received, reached) < end:
             for frame in stream.read(DECODE_MESSAGES, 1 << 24, 0.1).frames:
                 files[commits > 0].write(struct.pack("<I", len(frame)))
                 files[commits > 0].write(frame)
                 commits += frame[25] == ord("C")
-                stream._received = max(stream._received, Lsn(int.from_bytes(frame[1:9], "big")))  # noqa: SLF001
+                reached = Lsn(int.from_bytes(frame[1:9], "big"))
     finally:
         stream.close()
         for file in files:
@@ -179,8 +178,8 @@ def main() -> None:
     if options.child:
         child(options.child)
         return
-    with scratch_server() as (server, folder):
-        folder = options.keep or folder
+    with scratch_server() as (server, scratch):
+        folder = options.keep or scratch
         database = server.create_database("bench")
         make_table(database)
         with database.connect() as connection:

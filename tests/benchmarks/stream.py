@@ -29,6 +29,7 @@ from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.store.memory import MemoryStore
 from airflow_provider_pgetl.replication.stream import StreamPath
 
+
 @dataclass
 class Run:
     seconds: float

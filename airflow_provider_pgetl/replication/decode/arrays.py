@@ -1,12 +1,12 @@
 r"""Postgres array text, one dimension: ``{1,2,NULL}``, ``{"a b","c\"d"}``.
 
-Rows without quotes, nesting or bounds are split by Arrow in one go. Only rows with quotes are read one by one.
+A column is taken apart at once: NumPy finds the bytes that mean something (quotes, backslashes, commas, braces),
+throws away those that are escaped or inside of quotes, and what is left bounds the elements.
 Several dimensions (``{{1},{2}}``) and lower bounds (``[2:3]={1,2}``) do not fit a list: they are spilled.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +14,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgetl.replication.decode.columns import pick
+from airflow_provider_pgetl.replication.decode.frames import Positions
+from airflow_provider_pgetl.replication.decode.vectors import Mask, booleans, mask
 from airflow_provider_pgetl.replication.errors import DecodeError
 
-_ELEMENT = re.compile(r'"((?:[^"\\]|\\.)*)"|([^",{}\\]+)', re.DOTALL)
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_QUOTE, _BACKSLASH, _COMMA, _OPEN, _CLOSE, _BOUND = b'"\\,{}['
+_SPECIAL = np.zeros(256, np.bool_)
+_SPECIAL[list(b'"\\,{}')] = True
+_NULL = int.from_bytes(b"NULL", "big")
+_NONE = np.empty(0, np.int64)
+
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,68 +34,139 @@ class Split:
 
     elements: pa.Array
     offsets: npt.NDArray[np.int32]
-    absent: npt.NDArray[np.bool_]
-    spilled: npt.NDArray[np.bool_]
+    absent: Mask
+    spilled: Mask
+
+
+@dataclass(slots=True)
+class _Marks:
+    """Bytes that bound elements (position and byte), those that only escape the next, and how many quotes."""
+
+    at: Positions
+    byte: Bytes
+    escapes: Positions
+    quotes: int
 
 
 def split(text: pa.Array) -> Split:
     """Take a column of array texts apart; ``absent`` rows (null) and ``spilled`` rows have no elements."""
-    absent = text.is_null().to_numpy(zero_copy_only=False)
-    spilled = _mask(pc.match_substring_regex(text, r"^\[|^\{\{"))
-    quoted = _mask(pc.match_substring_regex(text, r'["\\]')) & ~spilled
-    if not quoted.any():
-        return _split_plain(text, absent, spilled)
-    return _split_quoted(text, absent, spilled)
+    absent = mask(text.is_null())
+    spilled = _spilled(text, absent)
+    listed = ~(absent | spilled)
+    if not listed.any():
+        return Split(pa.array([], pa.string()), np.zeros(len(text) + 1, np.int32), absent, spilled)
+    if spilled.any():
+        text = pc.filter(text, booleans(listed | absent))
+    elements, found = _elements(text, listed[~spilled])
+    counts = np.zeros(len(listed), np.int64)
+    counts[listed] = found
+    return Split(elements, _offsets(counts), absent, spilled)
 
 
-def any_in_list(offsets: npt.NDArray[np.int32], marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def any_in_list(offsets: npt.NDArray[np.int32], marked: Mask) -> Mask:
     """Which lists have a marked element."""
     total = np.concatenate([[0], np.cumsum(marked)])
     return np.asarray(total[offsets[1:]] > total[offsets[:-1]])
 
 
-def _mask(values: pa.Array) -> npt.NDArray[np.bool_]:
-    return np.asarray(pc.fill_null(values, False).to_numpy(zero_copy_only=False), np.bool_)
+def buffers(text: pa.Array) -> tuple[Positions, Bytes]:
+    """The offsets of a string array, and its bytes."""
+    offsets = np.frombuffer(text.buffers()[1], np.int32, len(text) + 1, text.offset * 4).astype(np.int64)
+    data = text.buffers()[2]
+    return offsets, np.frombuffer(data if data is not None else b"", np.uint8)[: offsets[-1]]
 
 
-def _split_plain(text: pa.Array, absent: npt.NDArray[np.bool_], spilled: npt.NDArray[np.bool_]) -> Split:
-    empty = _mask(pc.equal(text, "{}")) | absent | spilled
-    lists = pc.split_pattern(pc.utf8_slice_codeunits(pc.filter(text, pa.array(~empty)), 1, -1), ",")
-    counts = np.zeros(len(text), np.int64)
-    counts[~empty] = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
-    elements = lists.flatten().cast(pa.string())
-    elements = pc.if_else(pc.equal(elements, "NULL"), None, elements)
-    return Split(elements, _offsets(counts), absent, spilled)
+def _spilled(text: pa.Array, absent: Mask) -> Mask:
+    """Which rows begin with a bound or a second brace."""
+    offsets, data = buffers(text)
+    first = offsets[:-1]
+    if (np.diff(offsets)[~absent] < 2).any():
+        raise _malformed()
+    # A null has no bytes; what it reads here belongs to others, and is masked.
+    peek = np.append(data, (0, 0))
+    return np.asarray(((peek[first] == _BOUND) | (peek[first + 1] == _OPEN)) & ~absent)
 
 
-def _split_quoted(text: pa.Array, absent: npt.NDArray[np.bool_], spilled: npt.NDArray[np.bool_]) -> Split:
-    """The slow way, row by row: ``"NULL"`` in quotes is a word, escapes are undone."""
-    elements: list[str | None] = []
-    counts = np.zeros(len(text), np.int64)
-    for row, value in enumerate(text.to_pylist()):
-        if value is None or spilled[row]:
-            continue
-        parsed = _parse(value)
-        counts[row] = len(parsed)
-        elements.extend(parsed)
-    return Split(pa.array(elements, pa.string()), _offsets(counts), absent, spilled)
+def _elements(text: pa.Array, listed: Mask) -> tuple[pa.Array, Positions]:
+    """The elements of all rows, and how many each of the listed rows has."""
+    offsets, data = buffers(text)
+    marks = _marks(data)
+    opens, closes = marks.byte == _OPEN, marks.byte == _CLOSE
+    # One pair of braces for each row, at its very ends: then all commas are between them.
+    if not (
+        np.array_equal(marks.at[opens], offsets[:-1][listed])
+        and np.array_equal(marks.at[closes], offsets[1:][listed] - 1)
+    ):
+        raise _malformed()
+    start, end = marks.at[~closes] + 1, marks.at[~opens]
+    first = np.flatnonzero(opens[~closes])
+    counts = np.diff(np.append(first, len(start)))
+    empty = start == end
+    if empty.any():
+        # No element is empty (an empty string is quoted), so these are the empty arrays.
+        if not (counts[np.searchsorted(first, np.flatnonzero(empty), "right") - 1] == 1).all():
+            raise _malformed()
+        counts[empty[first]] = 0
+        start, end = start[~empty], end[~empty]
+    return _texts(data, start, end, marks), counts
 
 
-def _parse(value: str) -> list[str | None]:
-    elements: list[str | None] = []
-    at, last = 1, len(value) - 1
-    while at < last:
-        match = _ELEMENT.match(value, at, last)
-        if match is None:
-            raise DecodeError("an array value can't be read", kind="t", offset=at)
-        quoted, plain = match.groups()
-        if quoted is not None:
-            elements.append(_ESCAPED.sub(r"\1", quoted))
-        else:
-            elements.append(None if plain == "NULL" else plain)
-        at = match.end() + 1  # past the comma
-    return elements
+def _marks(data: Bytes) -> _Marks:
+    at = np.flatnonzero(_SPECIAL[data])
+    byte = data[at]
+    escapes = _NONE
+    if (byte == _BACKSLASH).any():
+        escapes = _escapes(at[byte == _BACKSLASH])
+        escaped = np.zeros(len(data) + 1, np.bool_)
+        escaped[escapes + 1] = True
+        plain = ~escaped[at] & (byte != _BACKSLASH)
+        at, byte = at[plain], byte[plain]
+    quotes = byte == _QUOTE
+    count = int(quotes.sum())
+    if count:
+        outside = ~quotes & (np.cumsum(quotes) % 2 == 0)
+        at, byte = at[outside], byte[outside]
+    return _Marks(at, byte, escapes, count)
 
 
-def _offsets(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+def _escapes(backslashes: Positions) -> Positions:
+    """Of neighbouring backslashes every other one escapes: the first, the third, ..."""
+    begins = np.diff(backslashes, prepend=-2) != 1
+    run = np.maximum.accumulate(np.where(begins, backslashes, 0))
+    return np.asarray(backslashes[(backslashes - run) % 2 == 0])
+
+
+def _texts(data: Bytes, start: Positions, end: Positions, marks: _Marks) -> pa.Array:
+    if not len(start):
+        return pa.array([], pa.string())
+    quoted = None
+    if marks.quotes:
+        quoted = data[start] == _QUOTE
+        good = ~quoted | ((end - start >= 2) & (data[end - 1] == _QUOTE))
+        if not good.all() or marks.quotes != 2 * int(quoted.sum()):
+            raise _malformed()
+        start, end = start + quoted, end - quoted
+    absent = _nulls(data, start, end)
+    if quoted is not None:
+        absent &= ~quoted
+    if len(marks.escapes):
+        start = start - np.searchsorted(marks.escapes, start)
+        end = end - np.searchsorted(marks.escapes, end)
+        data = np.delete(data, marks.escapes)
+    return pick(pa.py_buffer(data), start, end, absent if absent.any() else None, pa.string())
+
+
+def _nulls(data: Bytes, start: Positions, end: Positions) -> Mask:
+    """Which elements are the word NULL."""
+    words = np.ndarray((max(len(data) - 3, 0),), ">u4", data, 0, (1,))
+    four = end - start == 4
+    four[four] = words[start[four]] == _NULL
+    return np.asarray(four)
+
+
+def _malformed() -> DecodeError:
+    return DecodeError("an array value can't be read", kind="t")
+
+
+def _offsets(counts: Positions) -> npt.NDArray[np.int32]:
     return np.concatenate([np.zeros(1, np.int32), np.cumsum(counts).astype(np.int32)])

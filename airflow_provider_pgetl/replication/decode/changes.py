@@ -8,24 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from airflow_provider_pgetl.replication.batch import (
-    UNCHANGED_TYPE,
-    change_schema,
-    lake_column,
-)
+from airflow_provider_pgetl.replication.batch import UNCHANGED_TYPE
 from airflow_provider_pgetl.replication.decode import frames as wire
-from airflow_provider_pgetl.replication.decode.casts import cast_text
-from airflow_provider_pgetl.replication.decode.columns import (
-    UNCHANGED,
-    Field,
-    Tuples,
-    read_tuples,
-    text_array,
-)
+from airflow_provider_pgetl.replication.decode.casts import cast_column
+from airflow_provider_pgetl.replication.decode.columns import UNCHANGED, Field, Tuples, read_tuples
 from airflow_provider_pgetl.replication.decode.frames import BODY, Frames, Positions
 from airflow_provider_pgetl.replication.decode.overflow import overflow_map
-from airflow_provider_pgetl.replication.pg_types import lake_type
-from airflow_provider_pgetl.replication.schema import Column, TableSchema
+from airflow_provider_pgetl.replication.decode.plan import Plan, PlannedColumn, plan
+from airflow_provider_pgetl.replication.decode.vectors import vector
+from airflow_provider_pgetl.replication.schema import TableSchema
 
 _NEW, _KEY, _OLD = b"NKO"
 _OPS = pa.array(["i", "u", "d"])
@@ -47,26 +38,27 @@ def decode_changes(
     frames: Frames, schema: TableSchema, rows: Positions, commit_lsn: Numbers, ordinal: Numbers, at: Numbers
 ) -> pa.RecordBatch:
     """Decode the inserts, updates and deletes at ``rows`` (indexes of frames of this table, in order)."""
-    images = _read_images(frames, rows, len(schema.columns))
+    known = plan(schema)
+    images = _read_images(frames, rows, len(known.columns))
     values: list[pa.Array] = []
     overflow: dict[str, pa.Array] = {}
-    for column, field in zip(schema.columns, images.image, strict=True):
-        cast = cast_text(text_array(frames, field), lake_type(column))
+    for column, field in zip(known.columns, images.image, strict=True):
+        cast = cast_column(frames, field.start, field.end, field.absent, column, rows)
         values.append(cast.values)
         if cast.overflow is not None:
-            overflow[lake_column(column.name)] = cast.overflow
+            overflow[column.name] = cast.overflow
     return pa.RecordBatch.from_arrays(
         [
-            _OPS.take(pa.array(_operations(frames.kind[rows]))),
-            pa.array(commit_lsn),
-            pa.array(ordinal),
-            pa.array(at).cast(_UTC_US),
-            _unchanged(schema.columns, images.image, len(rows)),
-            _old_struct(frames, schema, images, len(rows)),
+            _OPS.take(vector(_operations(frames.kind[rows]), pa.int8())),
+            vector(commit_lsn, pa.int64()),
+            vector(ordinal, pa.int64()),
+            vector(at, _UTC_US),
+            _unchanged(known.columns, images.image, len(rows)),
+            _old_struct(frames, known, images, rows),
             overflow_map(overflow, len(rows)),
             *values,
         ],
-        schema=change_schema(schema),
+        schema=known.change_schema,
     )
 
 
@@ -150,39 +142,39 @@ def _check_end(frames: Frames, rows: Positions, end: Positions) -> None:
         frames.fail(int(rows[good.argmin()]), "the message is longer than its tuple")
 
 
-def _unchanged(columns: tuple[Column, ...], fields: list[Field], rows: int) -> pa.Array:
+def _unchanged(columns: tuple[PlannedColumn, ...], fields: list[Field], rows: int) -> pa.Array:
     """The names of the columns that did not travel, as a list for each row."""
     masks = [(column, field.kind == UNCHANGED) for column, field in zip(columns, fields, strict=True)]
     masks = [(column, mask) for column, mask in masks if mask.any()]
     if not masks:
         return pa.nulls(rows, UNCHANGED_TYPE)
-    names = pa.array([lake_column(column.name) for column, _ in masks])
+    names = pa.array([column.name for column, _ in masks])
     table = np.stack([mask for _, mask in masks], axis=1)
     counts = table.sum(axis=1)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    values = names.take(pa.array(np.nonzero(table)[1]))
+    values = names.take(vector(np.nonzero(table)[1], pa.int64()))
     absent = np.append(counts == 0, False)
-    return pa.ListArray.from_arrays(pa.array(offsets, mask=absent), values, type=UNCHANGED_TYPE)
+    return pa.ListArray.from_arrays(vector(offsets, pa.int32(), absent), values, type=UNCHANGED_TYPE)
 
 
-def _old_struct(frames: Frames, schema: TableSchema, images: _Images, rows: int) -> pa.Array:
+def _old_struct(frames: Frames, known: Plan, images: _Images, rows: Positions) -> pa.Array:
     """The old identity columns of the updates that sent them."""
-    kind = change_schema(schema).field("_old").type
     if not len(images.old_rows):
-        return pa.nulls(rows, kind)
+        return pa.nulls(len(rows), known.old_type)
     arrays: list[pa.Array] = []
     overflow: dict[str, pa.Array] = {}
-    for column, field in zip(schema.columns, images.old, strict=True):
+    of = rows[images.old_rows]
+    for column, field in zip(known.columns, images.old, strict=True):
         if not column.identity:
             continue
-        cast = cast_text(text_array(frames, field), lake_type(column))
+        cast = cast_column(frames, field.start, field.end, field.absent, column, of)
         arrays.append(cast.values)
         if cast.overflow is not None:
-            overflow[lake_column(column.name)] = cast.overflow
-    arrays.append(overflow_map(overflow, len(images.old_rows)))
-    structs = pa.StructArray.from_arrays(arrays, fields=list(kind))
-    places = np.zeros(rows, np.int32)
-    absent = np.ones(rows, np.bool_)
-    places[images.old_rows] = np.arange(len(images.old_rows))
+            overflow[column.name] = cast.overflow
+    arrays.append(overflow_map(overflow, len(of)))
+    structs = pa.StructArray.from_arrays(arrays, fields=list(known.old_type))
+    places = np.zeros(len(rows), np.int32)
+    absent = np.ones(len(rows), np.bool_)
+    places[images.old_rows] = np.arange(len(of))
     absent[images.old_rows] = False
-    return structs.take(pa.array(places, mask=absent))
+    return structs.take(vector(places, pa.int32(), absent))

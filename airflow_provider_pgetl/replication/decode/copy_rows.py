@@ -1,28 +1,31 @@
 """Rows of a binary COPY as Arrow, by the same walk as the stream's tuples.
 
+row   int16 columns, then for each column int32 length (-1 is null) and the bytes
+
 Fixed-width types are read as NumPy views; everything else arrives as text and goes through the stream's casts,
 so that a row copied and the same row streamed are identical.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_provider_pgetl.replication import pg_types
-from airflow_provider_pgetl.replication.batch import lake_column, row_schema
-from airflow_provider_pgetl.replication.decode.casts import Cast, cast_text
-from airflow_provider_pgetl.replication.decode.columns import NULL, TEXT, Field, text_array
+from airflow_provider_pgetl.replication.decode.casts import Cast, cast_column
+from airflow_provider_pgetl.replication.decode.columns import check, text_array
 from airflow_provider_pgetl.replication.decode.dates import date_text, timestamp_text
-from airflow_provider_pgetl.replication.decode.frames import Frames, Positions
+from airflow_provider_pgetl.replication.decode.frames import PADDING, Buffer, Positions, bounds, located
 from airflow_provider_pgetl.replication.decode.overflow import overflow_map
-from airflow_provider_pgetl.replication.errors import DecodeError
+from airflow_provider_pgetl.replication.decode.plan import PlannedColumn, plan
+from airflow_provider_pgetl.replication.decode.vectors import Mask, booleans, vector
 from airflow_provider_pgetl.replication.lsn import Lsn
-from airflow_provider_pgetl.replication.pg_types import lake_type
-from airflow_provider_pgetl.replication.schema import Column, TableSchema
+from airflow_provider_pgetl.replication.schema import TableSchema
 
 # Postgres counts days and microseconds from 2000-01-01, the lake from 1970-01-01.
 _EPOCH_DAYS = 10_957
@@ -31,136 +34,178 @@ _DAY_US = 86_400_000_000
 # The years 1 to 9999, counted from 2000-01-01: what the lake's dates hold.
 _MIN_DAY, _MAX_DAY = -730_119, 2_921_939
 _MIN_US, _MAX_US = _MIN_DAY * _DAY_US, (_MAX_DAY + 1) * _DAY_US - 1
+_KIND = "copy"
 
 
-def decode_rows(raw: Sequence[bytes], schema: TableSchema, lsn: Lsn) -> pa.RecordBatch:
-    """One batch of rows in the lake's shape; copied rows carry the snapshot's LSN - 1."""
-    frames = Frames(raw, header=0)
-    rows = len(frames)
-    position = _check_counts(frames, len(schema.columns))
+class _Rows(Buffer):
+    """Copied rows, joined by their reader."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, buffer: bytearray, lengths: array[int]) -> None:
+        start, end = bounds(np.asarray(lengths, np.int64), least=2, kind=_KIND)
+        if len(buffer) != (end[-1] if len(end) else 0):
+            raise located("the rows are not as long as they say", _KIND, len(buffer))
+        buffer += PADDING
+        super().__init__(buffer, end, start)
+        self.index: Positions = np.arange(len(start))
+
+    def kind_at(self, index: int) -> str:
+        return _KIND
+
+    def check(self, good: Mask, what: str) -> None:
+        check(self, self.index, good, what)
+
+
+@dataclass(slots=True)
+class _Cells:
+    """One column of all rows: where its bytes lie, and which rows are null (None: not one)."""
+
+    start: Positions
+    end: Positions
+    null: Mask | None
+
+
+def decode_rows(buffer: bytearray, lengths: array[int], schema: TableSchema, lsn: Lsn) -> pa.RecordBatch:
+    """One batch of rows in the lake's shape; copied rows carry the snapshot's LSN - 1.
+
+    ``buffer`` holds the rows one after the other, and is ours from here on; ``lengths`` says how long each is.
+    """
+    known = plan(schema)
+    rows = _Rows(buffer, lengths)
+    rows.check(rows.i16[rows.start] == len(known.columns), "the row has another number of columns than its table")
+    position = rows.start + 2
     values: list[pa.Array] = []
     overflow: dict[str, pa.Array] = {}
-    for column in schema.columns:
-        field = _read_field(frames, position)
-        cast = _READERS.get(_wire(column), _read_text)(frames, field, column)
+    for column in known.columns:
+        cells = _read_cells(rows, position)
+        cast = _READERS.get(column.wire, _read_text)(rows, cells, column)
         values.append(cast.values)
         if cast.overflow is not None:
-            overflow[lake_column(column.name)] = cast.overflow
-        position = field.end
-    if not (position == frames.end).all():
-        raise DecodeError("a copied row is longer than its columns", kind="copy")
+            overflow[column.name] = cast.overflow
+        position = cells.end
+    rows.check(position == rows.end, "the row is longer than its columns")
     return pa.RecordBatch.from_arrays(
         [
             *values,
-            pa.array(np.full(rows, lsn - 1, np.int64)),
-            pa.array(np.zeros(rows, np.int64)),
-            overflow_map(overflow, rows),
+            vector(np.full(len(rows), lsn - 1, np.int64), pa.int64()),
+            vector(np.zeros(len(rows), np.int64), pa.int64()),
+            overflow_map(overflow, len(rows)),
         ],
-        schema=row_schema(schema),
+        schema=known.row_schema,
     )
 
 
-def _check_counts(frames: Frames, columns: int) -> Positions:
-    if not (frames.i16[frames.start] == columns).all():
-        raise DecodeError("a copied row has another number of columns than its table", kind="copy")
-    return frames.start + 2
-
-
-def _wire(column: Column) -> int:
-    return 0 if column.element_oid else column.base_oid
-
-
-def _read_field(frames: Frames, position: Positions) -> Field:
-    if not (position + 4 <= frames.end).all():
-        raise DecodeError("a copied row is cut short", kind="copy")
-    length = frames.i32[position].astype(np.int64)
-    null = length < 0
+def _read_cells(rows: _Rows, position: Positions) -> _Cells:
+    """Reads ahead of its check: the padding allows it, and what begins past its row also ends past it."""
+    length = rows.i32[position].astype(np.int64)
     start = position + 4
-    end = start + np.where(null, 0, length)
-    if not (end <= frames.end).all():
-        raise DecodeError("a copied value reaches past its row", kind="copy")
-    return Field(np.where(null, NULL, TEXT).astype(np.uint8), start, end)
+    null = None
+    if length.min(initial=0) < 0:
+        null = length == -1
+        rows.check(null | (length >= 0), "a value of a negative length")
+        length[null] = 0
+    end = start + length
+    rows.check(end <= rows.end, "a value reaches past its row")
+    return _Cells(start, end, null)
 
 
-def _fixed(frames: Frames, field: Field, layout: str) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_] | None]:
+def _fixed(rows: _Rows, cells: _Cells, layout: str) -> npt.NDArray[np.generic]:
     """Values of a fixed width at unaligned places; nulls read as whatever lies there, and are masked."""
     size = np.dtype(layout).itemsize
-    null = field.kind == NULL
-    if not (null | (field.end - field.start == size)).all():
-        raise DecodeError("a copied value has another width than its type", kind="copy")
-    view = np.ndarray((len(frames.buffer) - size + 1,), layout, frames.buffer, 0, (1,))
-    values = view[field.start].astype(np.dtype(layout).newbyteorder("="))
-    return values, null if null.any() else None
+    right = cells.end - cells.start == size
+    rows.check(right if cells.null is None else right | cells.null, "a value has another width than its type")
+    view = np.ndarray((len(rows.buffer) - size + 1,), layout, rows.buffer, 0, (1,))
+    return view[cells.start].astype(np.dtype(layout).newbyteorder("="))
 
 
-def _plain(layout: str) -> Callable[[Frames, Field, Column], Cast]:
-    def read(frames: Frames, field: Field, column: Column) -> Cast:
-        values, null = _fixed(frames, field, layout)
-        return Cast(pa.array(values, mask=null).cast(lake_type(column).arrow))
+def _integer(layout: str, lake: type[np.integer]) -> _Reader:
+    def read(rows: _Rows, cells: _Cells, column: PlannedColumn) -> Cast:
+        return Cast(vector(_fixed(rows, cells, layout).astype(lake), column.lake.arrow, cells.null))
 
     return read
 
 
-def _read_bool(frames: Frames, field: Field, column: Column) -> Cast:
-    values, null = _fixed(frames, field, ">u1")
-    return Cast(pa.array(values != 0, mask=null))
+def _float(layout: str) -> _Reader:
+    def read(rows: _Rows, cells: _Cells, column: PlannedColumn) -> Cast:
+        values = _fixed(rows, cells, layout)
+        # There is one NaN in text; in binary it may have a sign (that of -'NaN'::float8).
+        odd = np.isnan(values)
+        if odd.any():
+            values[odd] = np.nan
+        return Cast(vector(values, column.lake.arrow, cells.null))
+
+    return read
 
 
-def _read_text(frames: Frames, field: Field, column: Column) -> Cast:
-    return cast_text(text_array(frames, field), lake_type(column))
+def _read_bool(rows: _Rows, cells: _Cells, column: PlannedColumn) -> Cast:
+    return Cast(booleans(_fixed(rows, cells, ">u1") != 0, cells.null))
 
 
-def _read_bytes(frames: Frames, field: Field, column: Column) -> Cast:
-    return Cast(text_array(frames, field, pa.binary()))
+def _read_text(rows: _Rows, cells: _Cells, column: PlannedColumn) -> Cast:
+    return cast_column(rows, cells.start, cells.end, cells.null, column)
 
 
-def _read_date(frames: Frames, field: Field, column: Column) -> Cast:
-    values, null = _fixed(frames, field, ">i4")
-    days = values.astype(np.int64)
+def _read_bytes(rows: _Rows, cells: _Cells, column: PlannedColumn) -> Cast:
+    return Cast(text_array(rows, cells.start, cells.end, cells.null, pa.binary()))
+
+
+def _read_date(rows: _Rows, cells: _Cells, column: PlannedColumn) -> Cast:
+    days = _fixed(rows, cells, ">i4").astype(np.int64)
     beyond = (days < _MIN_DAY) | (days > _MAX_DAY)
-    return _bounded(days + _EPOCH_DAYS, days, beyond, null, pa.int32(), pa.date32(), date_text)
+    return _bounded(days, beyond, _EPOCH_DAYS, cells.null, np.int32, column, date_text)
 
 
-def _timestamp(zone: str | None) -> Callable[[Frames, Field, Column], Cast]:
-    def read(frames: Frames, field: Field, column: Column) -> Cast:
-        values, null = _fixed(frames, field, ">i8")
-        ticks = values.astype(np.int64)
+def _timestamp(zone: str | None) -> _Reader:
+    def text(ticks: int) -> str:
+        return timestamp_text(ticks, zone)
+
+    def read(rows: _Rows, cells: _Cells, column: PlannedColumn) -> Cast:
+        ticks = _fixed(rows, cells, ">i8").astype(np.int64)
         beyond = (ticks < _MIN_US) | (ticks > _MAX_US)
-        shifted = np.where(beyond, 0, ticks) + _EPOCH_US
-        kind = pa.timestamp("us", zone)
-        return _bounded(shifted, ticks, beyond, null, pa.int64(), kind, lambda t: timestamp_text(t, zone))
+        return _bounded(ticks, beyond, _EPOCH_US, cells.null, np.int64, column, text)
 
     return read
 
 
 def _bounded(
-    values: npt.NDArray[np.int64],
     raw: npt.NDArray[np.int64],
-    beyond: npt.NDArray[np.bool_],
-    null: npt.NDArray[np.bool_] | None,
-    physical: pa.DataType,
-    kind: pa.DataType,
+    beyond: Mask,
+    epoch: int,
+    null: Mask | None,
+    physical: type[np.integer],
+    column: PlannedColumn,
     text: Callable[[int], str],
 ) -> Cast:
     """Values in range as they are; those beyond become null, with the text that Postgres prints as overflow."""
     if null is not None:
+        raw = np.where(null, 0, raw)
         beyond = beyond & ~null
-    if not beyond.any():
-        return Cast(pa.array(values, mask=null).cast(physical).cast(kind))
-    absent = beyond if null is None else beyond | null
-    texts = [text(int(raw[row])) if beyond[row] else None for row in range(len(raw))]
-    held = np.where(absent, 0, values)
-    return Cast(pa.array(held, mask=absent).cast(physical).cast(kind), pa.array(texts, pa.string()))
+    overflow = None
+    if beyond.any():
+        overflow = _texts(raw, beyond, text)
+        raw = np.where(beyond, 0, raw)
+        null = beyond if null is None else beyond | null
+    return Cast(vector((raw + epoch).astype(physical), column.lake.arrow, null), overflow)
 
 
-_READERS: dict[int, Callable[[Frames, Field, Column], Cast]] = {
+def _texts(raw: npt.NDArray[np.int64], beyond: Mask, text: Callable[[int], str]) -> pa.Array:
+    """The texts of what is beyond; nearly always it is the same value many times, infinity."""
+    different, which = np.unique(raw[beyond], return_inverse=True)
+    places = np.zeros(len(raw), np.int64)
+    places[beyond] = which
+    return pa.array([text(int(value)) for value in different], pa.string()).take(vector(places, pa.int64(), ~beyond))
+
+
+_Reader = Callable[[_Rows, _Cells, PlannedColumn], Cast]
+_READERS: dict[int, _Reader] = {
     pg_types.BOOL: _read_bool,
-    pg_types.INT2: _plain(">i2"),
-    pg_types.INT4: _plain(">i4"),
-    pg_types.INT8: _plain(">i8"),
-    pg_types.OID: _plain(">u4"),
-    pg_types.FLOAT4: _plain(">f4"),
-    pg_types.FLOAT8: _plain(">f8"),
+    pg_types.INT2: _integer(">i2", np.int32),
+    pg_types.INT4: _integer(">i4", np.int32),
+    pg_types.INT8: _integer(">i8", np.int64),
+    pg_types.OID: _integer(">u4", np.int64),
+    pg_types.FLOAT4: _float(">f4"),
+    pg_types.FLOAT8: _float(">f8"),
     pg_types.BYTEA: _read_bytes,
     pg_types.DATE: _read_date,
     pg_types.TIMESTAMP: _timestamp(None),
