@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -33,7 +34,6 @@ from airflow_provider_pgetl.replication.failpoints import hit
 from airflow_provider_pgetl.replication.lsn import ZERO, Lsn
 from airflow_provider_pgetl.replication.progress import CutTable, DestinationStatus, Lease, TableRecord
 from airflow_provider_pgetl.replication.schema import SchemaVersion, TableSchema
-from airflow_provider_pgetl.replication.spool.segments import Spool
 from airflow_provider_pgetl.replication.state import READY, StateKind, TableState
 from airflow_provider_pgetl.replication.store.base import Store
 from airflow_provider_pgetl.replication.threads import Threads
@@ -44,7 +44,6 @@ _BY = "applier"
 _BACKOFF_S = (0.5, 15.0)
 # An unchanged position is worth a new cut now and then: it says "still fresh".
 _QUIET_CUT_S = 10.0
-_SWEEP_S = 30.0
 # Without being woken: for commands, retries, and copies that others have finished.
 _LOOK_S = 1.0
 
@@ -63,6 +62,14 @@ class ApplyStats:
     waiting_for: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Brought:
+    """A table that holds every commit before the target, and whether anything of it had to be moved."""
+
+    relation_id: int
+    moved: bool
+
+
 class Applier:
     """Applies the spool of one pipeline to a destination that takes files, under the pipeline's lease."""
 
@@ -72,7 +79,6 @@ class Applier:
         self._destination = destination
         self._lease = lease
         self._commands = Commands(store, config.name)
-        self._spool = Spool(config.spool_root, config.name, lease.epoch)
         self._seen: set[tuple[int, int]] = set()
         self._attempts: dict[int, int] = {}
         self._stop = threading.Event()
@@ -80,7 +86,6 @@ class Applier:
         self.started = threading.Event()
         self._woken = threading.Event()
         self._cut_at = 0.0
-        self._swept_at = time.monotonic()
         self._pool = Threads(config.max_parallel_applies, thread_name_prefix="pgetl-apply")
         self.stats = ApplyStats()
 
@@ -126,20 +131,19 @@ class Applier:
         target = self._commands.target(pipeline.spooled_lsn, self.stats.applied_lsn)
         if target is None:
             return None
-        records = [record for record in self._store.tables(self._config.name) if not record.paused]
-        self._retry_errored(records)
-        work = [record for record in records if record.state.applying]
-        moved = [record for record in self._pool.map(lambda record: self._bring(record, target), work) if record]
+        self._retry_errored(self._store.tables(self._config.name))
+        work = [one for one in self._store.tables(self._config.name) if one.state.applying and not one.paused]
+        brought = [one for one in self._pool.map(lambda record: self._bring(record, target), work) if one]
         if self._stop.is_set():
             return None
-        self._cut(target, moved)
-        self._sweep()
+        moved = any(one.moved for one in brought)
+        self._cut(target, {one.relation_id for one in brought}, moved=moved)
         if moved:
             self.stats.cycle_seconds = time.monotonic() - started
         self.stats.cycles += 1
         return target
 
-    def _bring(self, record: TableRecord, target: Lsn) -> TableRecord | None:
+    def _bring(self, record: TableRecord, target: Lsn) -> _Brought | None:
         """Bring one table to ``target``; its errors are its own, unless the lake or the store is gone."""
         try:
             moved = self._step(record, target)
@@ -159,7 +163,7 @@ class Applier:
             self._fail(record, DestinationFailed(f"an unexpected error: {type(error).__name__}"))
             return None
         self._attempts.pop(record.relation_id, None)
-        return moved
+        return _Brought(record.relation_id, moved is not None)
 
     def _is_current(self, record: TableRecord) -> bool:
         """Whether a resync has not begun meanwhile."""
@@ -321,7 +325,7 @@ class Applier:
         """Return tables whose time has come to the state before their error."""
         now = datetime.now(UTC)
         for record in records:
-            due = record.state.retry is Retry.TIMED and record.state.retry_at is not None
+            due = record.state.retry is Retry.TIMED and record.state.retry_at is not None and not record.paused
             if due and record.state.retry_at is not None and record.state.retry_at <= now:
                 before = self._state_before(record)
                 if before is not None and before.applying:
@@ -333,8 +337,11 @@ class Applier:
                 return state
         return None
 
-    def _cut(self, target: Lsn, moved: Sequence[TableRecord]) -> None:
-        """Record the cut when something moved, when somebody waits for it, or now and then."""
+    def _cut(self, target: Lsn, brought: AbstractSet[int], *, moved: bool) -> None:
+        """Record the cut when something moved, when somebody waits for it, or now and then.
+
+        Only of tables that were brought here: one that became ready meanwhile may be behind.
+        """
         wanted = self._commands.wants(target)
         quiet = time.monotonic() - self._cut_at >= _QUIET_CUT_S and target > self.stats.applied_lsn
         self.stats.applied_lsn = max(self.stats.applied_lsn, target)
@@ -343,21 +350,10 @@ class Applier:
         tables = [
             CutTable(record.relation_id, record.snapshot_id)
             for record in self._store.tables(self._config.name)
-            if record.state.kind is StateKind.READY and not record.paused
+            if record.state.kind is StateKind.READY and not record.paused and record.relation_id in brought
         ]
         hit("cut.before")
         cut = self._store.record_cut(self._config.name, self._lease, target, tables)
         self._commands.answer_cuts(target, cut)
         self._cut_at = time.monotonic()
         self.stats.last_cut, self.stats.last_cut_at = cut.id, datetime.now(UTC)
-
-    def _sweep(self) -> None:
-        """Delete spool files that their table has applied, after the retention."""
-        if time.monotonic() - self._swept_at < _SWEEP_S:
-            return
-        self._swept_at = time.monotonic()
-        expired = self._store.expired_files(self._config.name, self._config.spool_retention_s)
-        if expired:
-            paths = [file.path for file in expired]
-            self._spool.delete(paths)
-            self._store.forget_files(self._config.name, paths)

@@ -174,8 +174,9 @@ class PipelineConfig:
 
     ``pg_connection`` is the source, as a conninfo or a ``PgConnectionConfig``; where a connection is resolved by
     somebody else (an Airflow hook), it may stay empty until then. ``spool_durable=False`` says that the spool may
-    be lost with the machine: the slot is then confirmed only to what was applied. ``spool_quota_bytes`` bounds the
-    spool: past it the table that is furthest behind must be copied again. ``heartbeat_interval_ms`` 0 is off.
+    be lost with the machine: the slot is then confirmed only to what was applied. ``spool_options`` are for an
+    object store (endpoint, region, keys; by default the environment's). ``spool_quota_bytes`` bounds the spool:
+    past it the table that is furthest behind must be copied again. ``heartbeat_interval_ms`` 0 is off.
     """
 
     name: str
@@ -189,6 +190,7 @@ class PipelineConfig:
     apply_interval_ms: int = 1000
     lease_ttl_s: float = 30.0
     spool_retention_s: float = 3600.0
+    spool_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     spool_quota_bytes: int | None = None
     spool_durable: bool = True
     table_error_retry_delay_ms: int = 10_000

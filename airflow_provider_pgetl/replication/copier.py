@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from airflow_provider_pgetl.replication.config import PipelineConfig
@@ -29,7 +30,9 @@ class Copier:
     earlier process left unfinished begins anew.
     """
 
-    def __init__(self, config: PipelineConfig, source: str, store: Store, destination: FileDestination) -> None:
+    def __init__(
+        self, config: PipelineConfig, source: str, store: Store, destination: Callable[[], FileDestination]
+    ) -> None:
         self._config = config
         self._source = source
         self._store = store
@@ -84,7 +87,8 @@ class Copier:
                     self._config,
                     self._source,
                     self._store,
-                    self._destination,
+                    # Its own, so that interrupting a failed copy interrupts nobody else.
+                    self._destination(),
                     record,
                     by=_BY,
                     after_error=lambda error: None if stop.is_set() else self._after(record, error),

@@ -34,6 +34,7 @@ from airflow_provider_pgetl.replication.discover import discover
 from airflow_provider_pgetl.replication.errors import ConfigError, Overtaken, PgEtlError, StoreError
 from airflow_provider_pgetl.replication.memory import MemoryMonitor
 from airflow_provider_pgetl.replication.progress import Lease
+from airflow_provider_pgetl.replication.retention import SpoolKeeper
 from airflow_provider_pgetl.replication.spool.segments import Spool
 from airflow_provider_pgetl.replication.store.base import Store
 from airflow_provider_pgetl.replication.stream import StreamPath
@@ -92,8 +93,9 @@ class Pipeline:
         self._config = config
         self._source = config.source
         self._store = store
-        self._spool = Spool(config.spool_root, config.name, 0)
-        self._destination = _taking_files(destination, self._source, self._spool)
+        self._spool = Spool.of(config)
+        self._given = destination
+        self._destination = self._taking_files()
         self._owner = owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._copies = copies
         self._stop = threading.Event()
@@ -121,13 +123,15 @@ class Pipeline:
         stream = self._stream = StreamPath(
             self._config, self._source, self._store, self._lease, memory=self._memory, on_spooled=applier.wake
         )
+        keeper = SpoolKeeper(self._config, self._store, self._spool, self._lease)
         works: list[Callable[[], None]] = [
             lambda: stream.run(self._stop),
-            lambda: applier.run(self._stop),
+            lambda: self._apply(applier, stream),
             lambda: self._watch.run(self._stop),
+            lambda: keeper.run(self._stop),
         ]
         if self._copies:
-            copier = Copier(self._config, self._source, self._store, self._destination)
+            copier = Copier(self._config, self._source, self._store, self._taking_files)
             works.append(lambda: copier.run(self._stop, applier.started))
         loop = asyncio.get_running_loop()
         self._workers = [loop.run_in_executor(self._threads, work) for work in works]
@@ -236,12 +240,17 @@ class Pipeline:
                 await self._in_thread(lambda: self._store.release(lease))
         self._threads.shutdown(wait=False)
 
+    def _apply(self, applier: Applier, stream: StreamPath) -> None:
+        # Of a spool that does not survive, the stream first forgets what the ledger says.
+        while not (self._config.spool_durable or stream.began.wait(0.1) or self._stop.is_set()):
+            pass
+        applier.run(self._stop)
+
+    def _taking_files(self) -> FileDestination:
+        """The destination as the paths need it: for one that takes rows and events, somebody who reads for it."""
+        if getattr(self._given, "takes_files", False):
+            return cast("FileDestination", self._given)
+        return Delivery(cast("Destination", self._given), self._spool, self._source)
+
     async def _in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, step)
-
-
-def _taking_files(destination: Destination | FileDestination, source: str, spool: Spool) -> FileDestination:
-    """The destination as the paths need it: one that takes rows and events gets somebody who reads for it."""
-    if getattr(destination, "takes_files", False):
-        return cast("FileDestination", destination)
-    return Delivery(cast("Destination", destination), spool, source)

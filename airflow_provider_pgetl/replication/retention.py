@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_pgetl.replication.config import PipelineConfig
-from airflow_provider_pgetl.replication.errors import Retry, SpoolError
+from airflow_provider_pgetl.replication.errors import Overtaken, PgEtlError, Retry, SpoolError
 from airflow_provider_pgetl.replication.failpoints import hit
 from airflow_provider_pgetl.replication.lsn import ZERO, Lsn
 from airflow_provider_pgetl.replication.progress import Lease, SpoolFile, TableRecord
@@ -95,6 +95,16 @@ class SpoolKeeper:
         self._folders_at = clock()
         self._warned = False
         self.stats = KeeperStats()
+
+    def run(self, stop: threading.Event) -> None:
+        """Tidy until ``stop``; a store that is out of reach is waited for."""
+        while not stop.wait(_PRESSURE_S):
+            try:
+                self.tidy()
+            except Overtaken:
+                raise
+            except PgEtlError as error:
+                log.warning("the spool of %s is not tidied: %s", self._config.name, error.message)
 
     def tidy(self, *, now: bool = False) -> None:
         """Do what is due, or all of it ``now``. A spool that can't be reached is waited for; applying goes on."""

@@ -116,8 +116,10 @@ class StreamPath:
         self._source = source
         self._store = store
         self._lease = lease
-        self._spool = Spool(config.spool_root, config.name, lease.epoch)
+        self._spool = Spool.of(config, lease.epoch)
         self.stats = StreamStats()
+        # The source was looked at, and the ledger brought in line with it.
+        self.began = threading.Event()
         self._tools = _Tools(config, store, lease, self._spool, self.stats, memory, on_spooled)
 
     def run(self, stop: threading.Event) -> None:
@@ -145,8 +147,9 @@ class StreamPath:
         record = self._store.pipeline(self._config.name)
         if record is None:
             raise SlotError("the pipeline is not registered", hint="Run the copy DAG: discovery registers it.")
-        self._spool.sweep(self._store.all_paths(self._config.name))
+        self._spool.sweep(self._store.all_paths(self._config.name), durable=self._config.spool_durable)
         start = origin.start_position(self._config, self._source, self._store, self._spool, self._lease, record)
+        self.began.set()
         stream = ReplicationStream(self._source, self._config.slot, self._config.publication, start.lsn)
         log.info("streaming %s from %s, epoch %d", self._config.name, start.lsn, self._lease.epoch)
         self.stats.waiting_for = None

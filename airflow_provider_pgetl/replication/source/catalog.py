@@ -129,7 +129,7 @@ select a.attrelid::int8 as relation_id, a.attname::text as name, a.attnum::int4 
        not a.attnotnull as nullable, k.position::int4 as key,
        c.relreplident = 'f' or (c.relreplident <> 'n' and k.position is not null) as identity,
        a.attlen = -1 and a.attstorage <> 'p' as toastable,
-       pg_get_expr(d.adbin, d.adrelid) as "default",
+       coalesce(pg_get_expr(d.adbin, d.adrelid), case when a.attidentity <> '' then 'identity' end) as "default",
        -- One element, printed as its type prints it. The root of partitions keeps none; its leaves do.
        case when a.atthasmissing then array_to_string(a.attmissingval, '')
             when c.relkind = 'p' then (

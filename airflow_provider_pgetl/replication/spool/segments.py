@@ -12,12 +12,13 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
+from airflow_provider_pgetl.replication.config import PipelineConfig
 from airflow_provider_pgetl.replication.errors import SpoolCorrupt, SpoolError
 from airflow_provider_pgetl.replication.failpoints import hit
 from airflow_provider_pgetl.replication.lsn import Lsn
@@ -40,6 +41,11 @@ class Spool:
         self._folder = f"{self._place.root.rstrip('/')}/{pipeline}"
         self._stem = f"{epoch}-{secrets.token_hex(4)}"
         self._count = 0
+
+    @classmethod
+    def of(cls, config: PipelineConfig, epoch: int = 0) -> Self:
+        """The spool of a pipeline; ``epoch`` is the writer's."""
+        return cls(config.spool_root, config.name, epoch, config.spool_options)
 
     def check(self) -> None:
         """Prove that files can be written, read and deleted; ``ConfigError`` for what waiting can't mend."""

@@ -32,38 +32,48 @@ SCENES: dict[str, tuple[list[str], list[str]]] = {
     "keys that change places": (
         [TABLE, ROWS, PUBLISH],
         [
-            "begin; update t set id = -1 where id = 1; update t set id = 1 where id = 2; "
-            "update t set id = 2 where id = -1; commit"
+            (
+                "begin; update t set id = -1 where id = 1; update t set id = 1 where id = 2; "
+                "update t set id = 2 where id = -1; commit"
+            )
         ],
     ),
     "delete and insert of one key in one transaction": (
         [TABLE, ROWS, PUBLISH],
         [
-            "begin; delete from t where id = 5; insert into t values (5, 'again'); "
-            "delete from t where id = 5; insert into t values (5, 'once more'); commit"
+            (
+                "begin; delete from t where id = 5; insert into t values (5, 'again'); "
+                "delete from t where id = 5; insert into t values (5, 'once more'); commit"
+            )
         ],
     ),
     "insert and delete of one key in one transaction": (
         [TABLE, ROWS, PUBLISH],
         [
-            "begin; insert into t values (77, 'short'); update t set name = 'life' where id = 77; "
-            "delete from t where id = 77; commit"
+            (
+                "begin; insert into t values (77, 'short'); update t set name = 'life' where id = 77; "
+                "delete from t where id = 77; commit"
+            )
         ],
     ),
     "unchanged TOAST alone": ([TABLE, EXTERNAL, ROWS, PUBLISH], ["update t set name = 'x'"]),
     "unchanged TOAST after an insert in the same batch": (
         [TABLE, EXTERNAL, ROWS, PUBLISH],
         [
-            "begin; insert into t values (50, 'a', 1, now(), repeat('z', 9000)); "
-            "update t set name = 'b' where id = 50; commit"
+            (
+                "begin; insert into t values (50, 'a', 1, now(), repeat('z', 9000)); "
+                "update t set name = 'b' where id = 50; commit"
+            )
         ],
     ),
     "unchanged TOAST with a key change": (
         [TABLE, EXTERNAL, ROWS, PUBLISH],
         [
             "update t set id = id + 500 where id < 5",
-            "begin; update t set id = 900 where id = 10; update t set name = 'y' where id = 900; "
-            "update t set id = 901 where id = 900; commit",
+            (
+                "begin; update t set id = 900 where id = 10; update t set name = 'y' where id = 900; "
+                "update t set id = 901 where id = 900; commit"
+            ),
         ],
     ),
     "TOAST that becomes null and back": (
@@ -216,23 +226,29 @@ SCENES: dict[str, tuple[list[str], list[str]]] = {
     "a savepoint that is rolled back": (
         [TABLE, ROWS, PUBLISH],
         [
-            "begin; insert into t values (400, 'kept'); savepoint s; insert into t values (401, 'gone'); "
-            "update t set name = 'gone'; rollback to s; insert into t values (402, 'kept'); commit",
+            (
+                "begin; insert into t values (400, 'kept'); savepoint s; insert into t values (401, 'gone'); "
+                "update t set name = 'gone'; rollback to s; insert into t values (402, 'kept'); commit"
+            ),
             "begin; delete from t; rollback",
         ],
     ),
     "many subtransactions": (
         [TABLE, PUBLISH],
         [
-            "do $$ begin for i in 1..300 loop begin insert into t values (i, 'sub'); "
-            "if i % 3 = 0 then raise exception 'no'; end if; exception when others then null; end; end loop; end $$"
+            (
+                "do $$ begin for i in 1..300 loop begin insert into t values (i, 'sub'); "
+                "if i % 3 = 0 then raise exception 'no'; end if; exception when others then null; end; end loop; end $$"
+            )
         ],
     ),
     "a prepared transaction": (
         [TABLE, ROWS, PUBLISH],
         [
-            "begin; insert into t values (500, 'prepared'); update t set name = 'p' where id = 1; "
-            "prepare transaction 'scene'",
+            (
+                "begin; insert into t values (500, 'prepared'); update t set name = 'p' where id = 1; "
+                "prepare transaction 'scene'"
+            ),
             "insert into t values (501, 'between')",
             "commit prepared 'scene'",
         ],
@@ -240,8 +256,10 @@ SCENES: dict[str, tuple[list[str], list[str]]] = {
     "odd names": (
         [
             'create schema "S ""p. x"',
-            'create table "S ""p. x"."T-é 😀" ("Id" int primary key, "id" text, "select" int, '
-            '"_op" text, "a.b" int, "x__op" text)',
+            (
+                'create table "S ""p. x"."T-é 😀" ("Id" int primary key, "id" text, "select" int, '
+                '"_op" text, "a.b" int, "x__op" text)'
+            ),
             "insert into \"S \"\"p. x\".\"T-é 😀\" values (1, 'a', 2, 'b', 3, 'c')",
             "create publication pub for all tables",
         ],

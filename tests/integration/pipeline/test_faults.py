@@ -6,19 +6,16 @@ import os
 import random
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from airflow_provider_pgetl.local.postgres import EmbeddedPostgres
 from airflow_provider_pgetl.replication import MemoryDestination, failpoints
 from airflow_provider_pgetl.replication.errors import DestinationError, DestinationUnreachable
 from airflow_provider_pgetl.replication.events import Events
-from airflow_provider_pgetl.replication.state import StateKind
 from tests.integration.conftest import FAST
 from tests.integration.pipeline.live import Killed, Live, make_live
 

@@ -89,8 +89,10 @@ def test_a_new_partition_is_followed_without_a_resync(live: Live) -> None:
         "alter table t detach partition t1",
         "drop table t1",
         "truncate t1",
-        "create table t3 (like t including all); insert into t3 values (7, '2026-05-05', 'attached'); "
-        "alter table t attach partition t3 for values from ('2026-01-01') to ('2027-01-01')",
+        (
+            "create table t3 (like t including all); insert into t3 values (7, '2026-05-05', 'attached'); "
+            "alter table t attach partition t3 for values from ('2026-01-01') to ('2027-01-01')"
+        ),
     ],
     ids=["detach", "drop", "truncate of a leaf", "attach"],
 )
@@ -120,7 +122,7 @@ def test_a_lost_slot_is_an_error_by_default(live: Live) -> None:
         live.settle()
     live.execute(f"select pg_drop_replication_slot('{live.config.slot}')", "insert into t values (100, 'unseen')")
     with pytest.raises(SlotLost, match="does not exist"), live.running() as pipeline:
-        live.wait_for(lambda: pipeline._workers[0].done(), "the stream to end")
+        live.wait_for(pipeline._workers[0].done, "the stream to end")
 
 
 def test_a_slot_made_anew_by_somebody_is_not_trusted(live: Live) -> None:
@@ -133,7 +135,7 @@ def test_a_slot_made_anew_by_somebody_is_not_trusted(live: Live) -> None:
         f"select pg_create_logical_replication_slot('{live.config.slot}', 'pgoutput')",
     )
     with pytest.raises(SlotLost, match="made anew"), live.running() as pipeline:
-        live.wait_for(lambda: pipeline._workers[0].done(), "the stream to end")
+        live.wait_for(pipeline._workers[0].done, "the stream to end")
 
 
 def test_a_lost_slot_is_made_anew_and_everything_copied_again_if_asked(live: Live) -> None:

@@ -255,18 +255,6 @@ def test_a_cut_that_cannot_be_is_answered(scene: Scene, payload: dict[str, Any],
     assert message in result["error"]
 
 
-def test_applied_files_are_deleted_and_needed_ones_are_kept(scene: Scene) -> None:
-    object.__setattr__(scene.source.config, "spool_retention_s", 0.0)
-    scene.copy("a")
-    scene.source.execute("update a set v = 'x'", "update b set v = 'not copied yet'")
-    scene.cycle()
-    scene.applier._swept_at = float("-inf")
-    scene.applier.cycle()
-    left = scene.store.all_paths(scene.name)
-    assert left
-    assert all(f"/{scene.table('b').relation_id}/" in path for path in left)
-
-
 def test_a_running_pipeline_follows_and_stops_cleanly(scene: Scene) -> None:
     asyncio.run(_follow(scene))
     scene.assert_equal("a")
