@@ -193,7 +193,7 @@ def _estimate_rows(blocks: int, pages: int, tuples: float) -> float:
 
     A table that was never analyzed (-1), or only when it was empty, has no density: a guess.
     """
-    return blocks * (tuples / pages if pages > 0 and tuples > 0 else GUESSED_ROWS_PER_BLOCK)
+    return tuples * blocks / pages if pages > 0 and tuples > 0 else blocks * GUESSED_ROWS_PER_BLOCK
 
 
 def _ctid_range(low: int, high: int, blocks: int) -> sql.Composable | None:
