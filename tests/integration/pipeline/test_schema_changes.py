@@ -68,7 +68,8 @@ CAPTURED: dict[str, list[str]] = {
     "inside of a transaction": [
         (
             "begin; update t set b = 'before' where id = 1; alter table t add column c int default 1; "
-            "update t set c = 2 where id = 2; alter table t drop column a; insert into t (id, b) values (50, 'x'); commit"
+            "update t set c = 2 where id = 2; alter table t drop column a; "
+            "insert into t (id, b) values (50, 'x'); commit"
         ),
         TOUCH,
     ],
