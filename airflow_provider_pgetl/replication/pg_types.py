@@ -1,28 +1,15 @@
-"""The one table of types: what a Postgres type becomes in the lake.
+"""The one table of types: what a Postgres type becomes in the lake, and in which form a copy fetches it.
 
-| Postgres                                    | lake             | what it can't hold goes to the overflow column |
-|---------------------------------------------|------------------|------------------------------------------------|
-| bool                                        | boolean          |                                                |
-| int2, int4                                  | int              |                                                |
-| int8, oid                                   | bigint           |                                                |
-| float4 / float8                             | float / double   |                                                |
-| numeric(p, s), 0 <= s <= p <= 38            | decimal(p, s)    | NaN                                            |
-| other numeric                               | string           |                                                |
-| bytea                                       | binary           |                                                |
-| date                                        | date             | infinity, BC, years past 9999                  |
-| timestamp                                   | timestamp_ntz    | infinity, BC, years past 9999                  |
-| timestamptz                                 | timestamp        | infinity, BC, years past 9999                  |
-| arrays of the above and of text types       | array<...>       | several dimensions, own lower bounds           |
-| everything else                             | string           |                                                |
-
+``python -m airflow_provider_pgetl.replication.pg_types`` prints it as Markdown, for README.md and docs/types.md.
 Strings hold exactly what the type's output function prints under the fixed session settings (UTC, ISO).
 Copy and stream go through the same casts, so that a row copied and the same row streamed are identical.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 import pyarrow as pa
 
@@ -31,8 +18,11 @@ from airflow_provider_pgetl.replication.schema import Column
 BOOL, BYTEA, CHAR, NAME, INT8, INT2, INT4, TEXT, OID = 16, 17, 18, 19, 20, 21, 23, 25, 26
 JSON, FLOAT4, FLOAT8, INET, BPCHAR, VARCHAR = 114, 700, 701, 869, 1042, 1043
 DATE, TIMESTAMP, TIMESTAMPTZ, NUMERIC = 1082, 1114, 1184, 1700
+XML = 142
 
 MAX_DECIMAL_PRECISION = 38
+# Types from here on were made by users and extensions.
+_FIRST_OWN_OID = 16_384
 
 
 class Kind(StrEnum):
@@ -65,19 +55,78 @@ _ARROW: dict[Kind, pa.DataType] = {
     Kind.STRING: pa.string(),
 }
 
-_BY_OID: dict[int, Kind] = {
-    BOOL: Kind.BOOLEAN,
-    INT2: Kind.INT,
-    INT4: Kind.INT,
-    INT8: Kind.BIGINT,
-    OID: Kind.BIGINT,
-    FLOAT4: Kind.FLOAT,
-    FLOAT8: Kind.DOUBLE,
-    BYTEA: Kind.BINARY,
-    DATE: Kind.DATE,
-    TIMESTAMP: Kind.TIMESTAMP_NTZ,
-    TIMESTAMPTZ: Kind.TIMESTAMP,
-}
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A line of the table; ``oids`` decide, the words are for people."""
+
+    postgres: str
+    lake: str
+    overflow: str = ""
+    kind: Kind = Kind.STRING
+    oids: tuple[int, ...] = ()
+
+
+_BEYOND = "infinity, -infinity, BC, years past 9999"
+_TABLE = (
+    _Entry("bool", "boolean", "", Kind.BOOLEAN, (BOOL,)),
+    _Entry("int2, int4", "int", "", Kind.INT, (INT2, INT4)),
+    _Entry("int8, oid", "bigint", "", Kind.BIGINT, (INT8, OID)),
+    _Entry("float4", "float", "", Kind.FLOAT, (FLOAT4,)),
+    _Entry("float8", "double", "", Kind.DOUBLE, (FLOAT8,)),
+    _Entry(f"numeric(p, s) with 0 ≤ s ≤ p ≤ {MAX_DECIMAL_PRECISION}", "decimal(p, s)", "NaN", Kind.DECIMAL),
+    _Entry("other numeric", "string"),
+    _Entry("bytea", "binary", "", Kind.BINARY, (BYTEA,)),
+    _Entry("date", "date", _BEYOND, Kind.DATE, (DATE,)),
+    _Entry("timestamp", "timestamp_ntz", _BEYOND, Kind.TIMESTAMP_NTZ, (TIMESTAMP,)),
+    _Entry("timestamptz", "timestamp", _BEYOND, Kind.TIMESTAMP, (TIMESTAMPTZ,)),
+    _Entry("domains", "what the type below becomes", "what overflows there"),
+    _Entry(
+        "arrays",
+        "array<…> of what the element becomes",
+        "several dimensions, lower bounds other than 1, arrays with an element that overflows",
+        Kind.ARRAY,
+    ),
+    _Entry("arrays of domains", "array<string>", "several dimensions, lower bounds other than 1"),
+    _Entry("box[], int2vector, oidvector", "string"),
+    _Entry("text, varchar, char(n) with its padding, name, enums", "string"),
+    _Entry("uuid, json, jsonb, xml, time, timetz, interval, money", "string"),
+    _Entry("everything else: ranges, network, bits, geometry, composites, extensions, …", "string"),
+)
+_BY_OID: dict[int, Kind] = {oid: entry.kind for entry in _TABLE for oid in entry.oids}
+
+
+def type_table() -> str:
+    """The table as Markdown."""
+    lines = ["| Postgres | lake | kept as text in `_pgetl_overflow` |", "|---|---|---|"]
+    lines += [f"| {entry.postgres} | {entry.lake} | {entry.overflow} |".replace("|  |", "| |") for entry in _TABLE]
+    return "\n".join(lines)
+
+
+class CopyForm(Enum):
+    """How a copy fetches a column.
+
+    BINARY  in its binary form, which is its text or easily read
+    CAST    cast to text
+    PRINT   by the output function: the type has a cast to text that prints otherwise, or may have one
+    """
+
+    BINARY = auto()
+    CAST = auto()
+    PRINT = auto()
+
+
+_BINARY = frozenset((*_BY_OID, TEXT, VARCHAR, BPCHAR, JSON))
+_CAST_DIFFERS = frozenset((INET, CHAR, XML))
+
+
+def copy_form(column: Column) -> CopyForm:
+    """How a copy fetches ``column``: always the very text that the stream brings, or what reads as the same."""
+    if column.base_oid in _BINARY and not column.element_oid:
+        return CopyForm.BINARY
+    if column.base_oid in _CAST_DIFFERS or column.base_oid >= _FIRST_OWN_OID:
+        return CopyForm.PRINT
+    return CopyForm.CAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +180,7 @@ def _numeric(typmod: int) -> LakeType:
     if 0 <= scale <= precision <= MAX_DECIMAL_PRECISION:
         return LakeType(Kind.DECIMAL, precision, scale)
     return STRING
+
+
+if __name__ == "__main__":
+    sys.stdout.write(type_table() + "\n")

@@ -14,25 +14,7 @@ from psycopg import sql
 
 from airflow_provider_pgetl.replication.destinations.base import Partition
 from airflow_provider_pgetl.replication.errors import NotSupported
-from airflow_provider_pgetl.replication.pg_types import (
-    BOOL,
-    BPCHAR,
-    BYTEA,
-    CHAR,
-    DATE,
-    FLOAT4,
-    FLOAT8,
-    INET,
-    INT2,
-    INT4,
-    INT8,
-    JSON,
-    OID,
-    TEXT,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    VARCHAR,
-)
+from airflow_provider_pgetl.replication.pg_types import CopyForm, copy_form
 from airflow_provider_pgetl.replication.schema import Column, TableSchema
 from airflow_provider_pgetl.replication.source.catalog import PublishedTable
 from airflow_provider_pgetl.replication.source.connection import Connection, source_errors
@@ -45,29 +27,6 @@ MAX_PARTITIONS = 1024
 # Each leaf and each of its indexes takes a lock of the server's shared table for as long as the query runs.
 LEAVES_PER_PARTITION = 32
 GUESSED_ROWS_PER_BLOCK = 60
-
-# Types whose binary form is read as it is; all others travel as their text form.
-NATIVE = frozenset(
-    (
-        BOOL,
-        BYTEA,
-        INT2,
-        INT4,
-        INT8,
-        OID,
-        FLOAT4,
-        FLOAT8,
-        DATE,
-        TIMESTAMP,
-        TIMESTAMPTZ,
-        TEXT,
-        VARCHAR,
-        BPCHAR,
-        JSON,
-    )
-)
-# Their cast to text is not what their output function prints; format() is.
-_CAST_DIFFERS = frozenset((INET, CHAR))
 
 # Plain reads of the catalog, so that a holder's connection sees the partitions as of its snapshot;
 # pg_partition_tree would show the newest. Children by plain inheritance are tables of their own.
@@ -229,8 +188,11 @@ def select_list(schema: TableSchema) -> sql.Composable:
 
 def _expression(column: Column) -> sql.Composable:
     name = sql.Identifier(column.name)
-    if not column.element_oid and column.base_oid in NATIVE:
-        return name
-    if column.base_oid in _CAST_DIFFERS:
-        return sql.SQL("case when {0} is not null then format('%s', {0}) end").format(name)
-    return sql.SQL("{}::text").format(name)
+    match copy_form(column):
+        case CopyForm.BINARY:
+            return name
+        case CopyForm.CAST:
+            return sql.SQL("{}::text").format(name)
+        case CopyForm.PRINT:
+            # Not "is not null": that is false of a row with a field that is null.
+            return sql.SQL("case when {0} is distinct from null then format('%s', {0}) end").format(name)
