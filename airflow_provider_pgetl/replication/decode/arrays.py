@@ -68,10 +68,11 @@ def any_in_list(offsets: npt.NDArray[np.int32], marked: Mask) -> Mask:
 
 
 def buffers(text: pa.Array) -> tuple[Positions, Bytes]:
-    """The offsets of a string array, and its bytes."""
+    """The offsets of a string array, from 0 on, and its bytes; also of a slice of a larger one."""
     offsets = np.frombuffer(text.buffers()[1], np.int32, len(text) + 1, text.offset * 4).astype(np.int64)
     data = text.buffers()[2]
-    return offsets, np.frombuffer(data if data is not None else b"", np.uint8)[: offsets[-1]]
+    found = np.frombuffer(data if data is not None else b"", np.uint8)[offsets[0] : offsets[-1]]
+    return offsets - offsets[0], found
 
 
 def _spilled(text: pa.Array, absent: Mask) -> Mask:
