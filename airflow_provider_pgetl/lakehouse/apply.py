@@ -24,10 +24,13 @@ from airflow_provider_pgetl.lakehouse.fold import Fold, delete_statement, rows_q
 from airflow_provider_pgetl.lakehouse.iceberg import Ref
 from airflow_provider_pgetl.lakehouse.pending import Pending, inspect
 from airflow_provider_pgetl.lakehouse.sql import LakeTable, change_ddl
+from airflow_provider_pgetl.replication.batch import lake_column
 from airflow_provider_pgetl.replication.destinations.base import Applied, Changes, Marker
 from airflow_provider_pgetl.replication.errors import DestinationError, NotSupported, Overtaken
 from airflow_provider_pgetl.replication.failpoints import hit
 from airflow_provider_pgetl.replication.lsn import Lsn
+from airflow_provider_pgetl.replication.pg_types import lake_type
+from airflow_provider_pgetl.replication.schema import TableSchema
 
 log = logging.getLogger(__name__)
 
@@ -194,13 +197,15 @@ def _open_view(spark: SparkSession, changes: Changes) -> None:
 def _pending(changes: Changes, marker: Marker) -> Pending:
     """What is not in yet of the changes, looked at and found to be applicable."""
     from_lsn = Lsn(max(changes.from_lsn, marker.lsn))
-    if from_lsn >= changes.to_lsn or not changes.files:
-        return Pending(from_lsn, changes.to_lsn)
-    if any(file.schema_version != changes.schema.version for file in changes.files):
+    known = {changes.schema.version, *(version.schema.version for version in changes.versions)}
+    unknown = any(file.schema_version not in known for file in changes.files)
+    if unknown or any(_shape(version.schema) != _shape(changes.schema) for version in changes.versions):
         raise NotSupported(
             f"the columns of {changes.schema.table} changed",
             hint="Changed columns are not followed yet: drop the lake's table, then resync.",
         )
+    if from_lsn >= changes.to_lsn or not changes.files:
+        return Pending(from_lsn, changes.to_lsn)
     pending = inspect(changes.schema, changes.files, from_lsn, changes.to_lsn)
     if not changes.schema.key and not pending.insert_only:
         raise NotSupported(
@@ -208,6 +213,12 @@ def _pending(changes: Changes, marker: Marker) -> Pending:
             hint="Add a primary key, or a unique index as replica identity, then resync the table.",
         )
     return pending
+
+
+def _shape(schema: TableSchema) -> tuple[object, ...]:
+    """What the lake sees of a schema: a default or NOT NULL may change without it."""
+    columns = [(lake_column(one.name), lake_type(one), one.attnum, one.key, one.identity) for one in schema.columns]
+    return schema.identity, columns
 
 
 def _refs(spark: SparkSession, table: LakeTable) -> dict[str, Ref]:

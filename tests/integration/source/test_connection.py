@@ -23,7 +23,7 @@ from airflow_provider_pgetl.replication.source.connection import (
     conninfo_for,
     source_errors,
 )
-from airflow_provider_pgetl.replication.source.copy_out import copy_frames
+from airflow_provider_pgetl.replication.source.copy_out import copy_rows
 from airflow_provider_pgetl.replication.source.snapshot import open_snapshot
 from tests.integration.source.conftest import Place, Tls
 
@@ -128,7 +128,7 @@ def test_a_reader_that_is_gone_leaves_no_backend_behind(place: Place, monkeypatc
 def test_a_copy_that_is_given_up_leaves_no_backend_behind(place: Place) -> None:
     place.execute("create table t (id int)", "insert into t select generate_series(1, 500000)")
     with open_snapshot(place.conninfo, [TableName("public", "t")]) as holder:
-        frames = copy_frames(place.conninfo, holder.snapshot, "select id from t")
+        frames = copy_rows(place.conninfo, holder.snapshot, "select id from t")
         assert next(frames)
         frames.close()  # type: ignore[attr-defined]
         left = "select 1 from pg_stat_activity where application_name = 'pgetl:copy' and datname = current_database()"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from airflow_provider_pgetl.replication.errors import NotSupported
 from airflow_provider_pgetl.replication.source import partitions
 from airflow_provider_pgetl.replication.source.catalog import PublishedTable
 from airflow_provider_pgetl.replication.source.connection import connect
-from airflow_provider_pgetl.replication.source.copy_out import copy_frames
+from airflow_provider_pgetl.replication.source.copy_out import RawRows, copy_rows
 from airflow_provider_pgetl.replication.source.partitions import plan_partitions
 from airflow_provider_pgetl.replication.source.snapshot import open_snapshot
 from tests.integration.source.conftest import Place
@@ -366,8 +367,14 @@ def test_a_shared_partition_is_one_binary_copy(place: Place) -> None:
         (only,) = plan_partitions(holder.connection, table, 4)
         whole = re.sub(r" from only .*", ' from "t"', only.select.split(" union all ")[0])
         frames = [
-            sorted(bytes(row) for batch in copy_frames(place.conninfo, holder.snapshot, query) for row in batch)
+            sorted(row for raw in copy_rows(place.conninfo, holder.snapshot, query) for row in split(raw))
             for query in (only.select, whole)
         ]
     assert frames[0] == frames[1]
     assert len(frames[0]) == 20
+
+
+def split(raw: RawRows) -> list[bytes]:
+    """The rows one by one."""
+    ends = list(itertools.accumulate(raw.lengths))
+    return [bytes(raw.buffer[end - size : end]) for end, size in zip(ends, raw.lengths, strict=True)]
