@@ -66,7 +66,7 @@ def make_wal(database: Database, server: EmbeddedPostgres, inserts: int, updates
     with database.connect() as connection:
         # A commit that waits for the disk takes all others with it.
         connection.execute("set synchronous_commit = on")
-        connection.execute("select pg_current_xact_id()")
+        connection.execute("create table flushed ()")
         row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None
     return Lsn.parse(str(row[0]))

@@ -121,7 +121,8 @@ class ReplicationStream:
                         self._ended()
                     return keepalive, total, 0
                 if data[0] == _XLOG_DATA:
-                    append(data)  # type: ignore[arg-type]
+                    # Not the memoryview itself: those are what the garbage collector counts and walks.
+                    append(bytes(data))
                     total += size
                 else:
                     keepalive = self._on_keepalive(bytes(data))
@@ -132,6 +133,9 @@ class ReplicationStream:
     def _wait(self, wait_s: float) -> None:
         self._poll.poll(max(0, wait_s * 1000) if self._quiet else min(GATHER_MS, wait_s * 1000))
         try:
+            # Twice, so that libpq's buffer grows and takes all that has come (see ``copy_out``). Measured together
+            # with frames as bytes: 0.8 CPU-s for a million messages instead of 2.5.
+            self._pgconn.consume_input()
             self._pgconn.consume_input()
         except psycopg.OperationalError as error:
             raise SourceUnreachable("the replication connection was lost") from error

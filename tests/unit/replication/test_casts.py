@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgetl.replication.decode.casts import cast_text
@@ -36,6 +36,7 @@ def _printed(element: str | None) -> str:
     return element
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | st.lists(st.none() | TEXTS, max_size=4), max_size=6), st.integers(0, 2))
 def test_arrays_are_taken_apart_as_they_were_printed(rows: list[list[str | None] | None], skipped: int) -> None:
     column = pa.array([None if row is None else printed(row) for row in rows], pa.string())
@@ -45,6 +46,7 @@ def test_arrays_are_taken_apart_as_they_were_printed(rows: list[list[str | None]
     cast.values.validate(full=True)
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | st.binary(max_size=5), max_size=6), st.integers(0, 2))
 def test_hex_becomes_its_bytes(rows: list[bytes | None], skipped: int) -> None:
     column = pa.array([None if row is None else f"\\x{row.hex()}" for row in rows], pa.string())
@@ -96,6 +98,7 @@ def test_a_value_is_held_or_kept_as_text(lake: LakeType, held: list[str], beyond
         assert values[: len(held)] == [Decimal(text) for text in held]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.none() | TEXTS, st.none() | TEXTS, st.none() | TEXTS), max_size=6))
 def test_overflow_is_a_map_for_each_row(rows: list[tuple[str | None, ...]]) -> None:
     names = ("a", "b", "c")
