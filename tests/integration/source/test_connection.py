@@ -25,7 +25,7 @@ from airflow_provider_pgetl.replication.source.connection import (
 )
 from airflow_provider_pgetl.replication.source.copy_out import copy_rows
 from airflow_provider_pgetl.replication.source.snapshot import open_snapshot
-from tests.integration.source.conftest import Place, Tls
+from tests.integration.source.conftest import Place, Tls, debian_binaries
 
 OPENERS = {
     "catalog": lambda source: connect(source, "w"),
@@ -228,6 +228,17 @@ def test_an_unreadable_conninfo_keeps_its_secret(source: str) -> None:
 
 
 # TLS
+
+
+def test_a_missing_server_fails_the_checks_and_skips_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="apt-get install postgresql"):
+        debian_binaries(tmp_path)
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception, match="apt-get install postgresql"):
+        debian_binaries(tmp_path)
 
 
 def answer(conninfo: str) -> bool:
