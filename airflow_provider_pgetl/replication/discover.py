@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 
 from airflow_provider_pgetl.replication.config import PipelineConfig
+from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.progress import PipelineRecord, TableRecord
 from airflow_provider_pgetl.replication.source import catalog, ddl, slots
-from airflow_provider_pgetl.replication.source.connection import connect
+from airflow_provider_pgetl.replication.source.connection import Connection, connect
 from airflow_provider_pgetl.replication.source.marks import source_marks
 from airflow_provider_pgetl.replication.source.preflight import preflight, refuse
 from airflow_provider_pgetl.replication.store.base import Store
@@ -33,7 +34,7 @@ def discover(
         tables = catalog.published_tables(connection, config.publication)
         marks = source_marks(connection, config.publication)
         server = catalog.server(connection)
-        position = known.spooled_lsn if known else slots.ensure(source, connection, config.slot)
+        position = known.spooled_lsn if known else _slot(config, source, connection)
     store.register_pipeline(
         PipelineRecord(
             name=config.name,
@@ -46,6 +47,10 @@ def discover(
     )
     records = [store.register_table(config.name, table.schema, position, by=by) for table in tables]
     return [_marked(store, record, marks.get(record.relation_id)) for record in records]
+
+
+def _slot(config: PipelineConfig, source: str, connection: Connection) -> Lsn:
+    return slots.ensure(source, connection, config.slot, failover=config.slot_failover)
 
 
 def _marked(store: Store, record: TableRecord, mark: str | None) -> TableRecord:

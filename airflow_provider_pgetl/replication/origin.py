@@ -88,6 +88,8 @@ class _Origin:
                 raise
             log.warning("the slot is made anew and all tables are copied again: %s", error.message)
             return self._recreate(connection)
+        if self.config.slot_failover and not slot.failover:
+            slots.ensure(self.source, connection, self.config.slot, failover=True)
         if self.config.spool_durable:
             return record.spooled_lsn
         files = self.store.rewind(record.name, self.lease, slot.confirmed)
@@ -96,7 +98,7 @@ class _Origin:
 
     def _recreate(self, connection: Connection) -> Lsn:
         slots.drop(self.source, connection, self.config.slot)
-        position = slots.create(self.source, self.config.slot)
+        position = slots.create(self.source, self.config.slot, failover=self.config.slot_failover)
         self._begin_again(position)
         return position
 

@@ -145,14 +145,15 @@ join pg_type u on u.oid = b.typ
 left join pg_type e on e.oid = u.typelem
 left join key k on k.indrelid = a.attrelid and k.attnum = a.attnum
 left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
-where a.attrelid = any({relations}::oid[]) and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
+where a.attrelid = any({relations}::oid[]) and a.attnum > 0 and not a.attisdropped {which}
 order by a.attrelid, a.attnum
 """
 
 
-def columns_query(relations: str) -> str:
+def columns_query(relations: str, *, generated: bool = False) -> str:
     """The columns of the tables in the SQL expression ``relations``: their id, then the fields of ``Column``."""
-    return _COLUMNS.format(base=_BASE, element=_ELEMENT.strip(), relations=relations)
+    which = "" if generated else "and a.attgenerated = ''"
+    return _COLUMNS.format(base=_BASE, element=_ELEMENT.strip(), relations=relations, which=which)
 
 
 def server(connection: Connection) -> Server:
@@ -205,11 +206,13 @@ def describe(connection: Connection, name: str, relation_id: int) -> PublishedTa
     return found[0] if found else None
 
 
-def columns(connection: Connection, relation_ids: Sequence[int]) -> dict[int, list[Column]]:
-    """The columns of these tables, published or not; generated ones are left out."""
+def columns(connection: Connection, relation_ids: Sequence[int], *, generated: bool = False) -> dict[int, list[Column]]:
+    """The columns of these tables, published or not; generated ones only if asked for."""
     found: dict[int, list[Column]] = {}
     with source_errors(), _plain_names(connection), connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(columns_query("%(relations)s"), {"relations": list(relation_ids)}).fetchall()
+        rows = cursor.execute(
+            columns_query("%(relations)s", generated=generated), {"relations": list(relation_ids)}
+        ).fetchall()
     for row in rows:
         found.setdefault(row.pop("relation_id"), []).append(Column(**row))
     return found
@@ -239,7 +242,8 @@ def _published_tables(connection: Connection, name: str, relation_id: int | None
     )
     with source_errors():
         rows = connection.execute(query, {"publication": name, "relation": relation_id}).fetchall()
-    found = columns(connection, [row[0] for row in rows]) if rows else {}
+    # Since 18 a publication may send generated columns; the view's list of names tells.
+    found = columns(connection, [row[0] for row in rows], generated=filters) if rows else {}
     return [_published(row, found.get(row[0], [])) for row in rows]
 
 

@@ -279,6 +279,22 @@ SCENES: dict[str, tuple[list[str], list[str]]] = {
         ],
         ["insert into s.a values (1)", "insert into other values (1)", "update s.b set v = 'y'"],
     ),
+    "generated columns that are not published": (
+        [
+            "create table t (id int primary key, a int, b int generated always as (a * 2) stored)",
+            "insert into t values (1, 2)",
+            PUBLISH,
+        ],
+        ["insert into t values (3, 4)", "update t set a = 9 where id = 1"],
+    ),
+    "generated columns that are published": (
+        [
+            "create table t (id int primary key, a int, b int generated always as (a * 2) stored)",
+            "insert into t values (1, 2)",
+            "create publication pub for table t with (publish_generated_columns = stored)",
+        ],
+        ["insert into t values (3, 4)", "update t set a = 9 where id = 1"],
+    ),
     "an empty table": ([TABLE, PUBLISH], []),
     "a transaction of several tables": (
         [TABLE, ROWS, "create table u (id int primary key, v text)", "create publication pub for table t, u"],
