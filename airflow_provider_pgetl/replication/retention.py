@@ -48,6 +48,7 @@ PUT_ASIDE = TableState(
     hint="They were deleted to keep the other tables going: resync the table, or give the spool a larger quota first.",
     retry=Retry.MANUAL,
 )
+_POLL_S = 1.0
 _SWEEP_S = 30.0
 _PRESSURE_S = 2.0
 _FOLDERS_S = 600.0
@@ -73,8 +74,9 @@ class KeeperStats:
 class SpoolKeeper:
     """Tidies the spool of one pipeline, under the pipeline's lease.
 
-    ``tidy`` may be called as often as one likes, also while the lake is out of reach or the pipeline is paused (that
-    is when a spool grows), and from a thread of its own: what it deletes is read by nobody.
+    ``run`` has a thread of its own, so that a long merge, a lake that is down or a paused pipeline, which make a
+    spool grow, don't keep it from its work: what it deletes is read by nobody. ``tidy`` may be called as often as
+    one likes.
     """
 
     def __init__(
@@ -97,8 +99,8 @@ class SpoolKeeper:
         self.stats = KeeperStats()
 
     def run(self, stop: threading.Event) -> None:
-        """Tidy until ``stop``; a store that is out of reach is waited for."""
-        while not stop.wait(_PRESSURE_S):
+        """Tidy until ``stop``, in a thread of its own; a store that is out of reach is waited for."""
+        while not stop.wait(_POLL_S):
             try:
                 self.tidy()
             except Overtaken:

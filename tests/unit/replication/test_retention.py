@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from airflow_provider_pgetl.replication import failpoints
 from airflow_provider_pgetl.replication.config import BatchConfig, PipelineConfig
-from airflow_provider_pgetl.replication.errors import Overtaken, Retry, SpoolError
+from airflow_provider_pgetl.replication.errors import Overtaken, Retry, SpoolError, StoreError
 from airflow_provider_pgetl.replication.lsn import ZERO, Lsn
 from airflow_provider_pgetl.replication.progress import Lease, Segment, SpoolFile, TableRecord
 from airflow_provider_pgetl.replication.retention import PUT_ASIDE, SpoolKeeper, lost_files
@@ -433,6 +434,26 @@ def test_being_called_often_costs_little(scene: Scene, monkeypatch: pytest.Monke
     scene.seconds += 30
     scene.keeper.tidy()
     assert calls[1:] == ["expired_files", "tables", "spool_size"]
+
+
+def test_a_thread_tidies_until_it_is_stopped_or_overtaken(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_provider_pgetl.replication.retention._POLL_S", 0.01)
+    outcomes: list[Exception | None] = [StoreError("gone"), None, Overtaken("another epoch")]
+    calls: list[str] = []
+
+    def tidy() -> None:
+        calls.append("tidy")
+        if (error := outcomes[len(calls) - 1]) is not None:
+            raise error
+
+    monkeypatch.setattr(scene.keeper, "tidy", tidy)
+    with pytest.raises(Overtaken):
+        scene.keeper.run(threading.Event())
+    assert len(calls) == 3
+    stopped = threading.Event()
+    stopped.set()
+    scene.keeper.run(stopped)
+    assert len(calls) == 3
 
 
 def test_empty_folders_go_now_and_then(scene: Scene) -> None:
