@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from airflow.sdk.configuration import conf
 
@@ -38,6 +39,17 @@ def pipeline_config(
         )
     try:
         root = spool_root or str(conf.get(SECTION, "spool_root", fallback=""))
+        _refuse_secrets(root)
         return PipelineConfig(name=name, publication=publication, spool_root=root, **given)
     except TypeError as error:
         raise ConfigError(f"an option of pipeline {name} can't be used: {error}") from error
+
+
+def _refuse_secrets(root: str) -> None:
+    """An argument of an operator is kept in clear: keys do not belong there."""
+    parts = urlsplit(root)
+    if "://" in root and (parts.username or parts.password or parts.query):
+        raise ConfigError(
+            "the spool's URL holds keys or options",
+            hint="Give the bucket and path only; keys come from the environment (AWS_ACCESS_KEY_ID, a role, ...).",
+        )

@@ -72,6 +72,8 @@ class PipelineStatus:
     retained_bytes: int
     wal_status: str | None
     safe_wal_size: int | None
+    spool_bytes: int
+    warning: str | None
     waiting_for: str | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -102,6 +104,7 @@ class Pipeline:
         self._lease: Lease | None = None
         self._stream: StreamPath | None = None
         self._applier: Applier | None = None
+        self._keeper: SpoolKeeper | None = None
         self._watch = SourceWatch(config, self._source, store, self._spool)
         self._memory = MemoryMonitor(config)
         self._threads = Threads(8, thread_name_prefix="pgetl")
@@ -123,7 +126,7 @@ class Pipeline:
         stream = self._stream = StreamPath(
             self._config, self._source, self._store, self._lease, memory=self._memory, on_spooled=applier.wake
         )
-        keeper = SpoolKeeper(self._config, self._store, self._spool, self._lease)
+        keeper = self._keeper = SpoolKeeper(self._config, self._store, self._spool, self._lease)
         works: list[Callable[[], None]] = [
             lambda: stream.run(self._stop),
             lambda: self._apply(applier, stream),
@@ -181,6 +184,8 @@ class Pipeline:
             retained_bytes=watch.retained_bytes,
             wal_status=watch.wal_status,
             safe_wal_size=watch.safe_wal_size,
+            spool_bytes=self._keeper.stats.bytes if self._keeper else 0,
+            warning=self._keeper.stats.warning if self._keeper else None,
             waiting_for=stream.waiting_for or applier.waiting_for or watch.waiting_for,
         )
 

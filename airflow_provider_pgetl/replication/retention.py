@@ -127,6 +127,13 @@ class SpoolKeeper:
         if moment - self._folders_at >= _FOLDERS_S:
             self._folders_at = moment
             self._spool.remove_empty_folders()
+            self._prune_schemas()
+
+    def _prune_schemas(self) -> None:
+        """Forget shapes of tables that lie behind what was applied."""
+        for record in self._store.tables(self._config.name):
+            if record.applied_lsn is not None and record.state.applying:
+                self._store.prune_schemas(record.pipeline, record.relation_id, record.applied_lsn)
 
     def _sweep(self) -> None:
         """Delete what was applied, after the retention, and what never will be."""
