@@ -15,7 +15,7 @@ from types import ModuleType
 from airflow_provider_pgetl import __version__
 from airflow_provider_pgetl.local.errors import CheckFailed, LocalStackError
 
-COMMANDS = ("demo", "status", "check", "query", "test", "bench")
+COMMANDS = ("demo", "status", "check", "query", "ddl", "test", "bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -30,7 +30,8 @@ def discover(
         for finding in findings:
             log.info("preflight of %s: %s", config.name, finding)
         refuse(findings)
-        ddl.ensure(connection, config.ddl_capture)
+        captured = ddl.ensure(connection, config.ddl_capture)
+        log.info("schema changes of %s: %s (%s)", config.name, captured.what, captured.hint)
         tables = catalog.published_tables(connection, config.publication)
         marks = source_marks(connection, config.publication)
         server = catalog.server(connection)

@@ -25,7 +25,7 @@ from airflow_provider_pgetl.replication.errors import SourceError
 from airflow_provider_pgetl.replication.source.catalog import SEARCH_PATH, columns_query
 from airflow_provider_pgetl.replication.source.connection import Connection, source_errors
 
-__all__ = ["PREFIX", "SCHEMA", "VERSION", "Captured", "ensure", "install", "installed", "uninstall"]
+__all__ = ["PREFIX", "SCHEMA", "VERSION", "Captured", "ensure", "install", "installed", "script", "uninstall"]
 
 SCHEMA = "pgetl_source"
 # To be raised with every change below; a newer one that somebody else installed is left alone.
@@ -34,7 +34,7 @@ _COMMENT = "pgetl: DDL capture, version "
 _TRIGGERS = ("pgetl_ddl_rewrite", "pgetl_ddl_end", "pgetl_ddl_drop")
 
 _HINT = (
-    "Event triggers need a superuser (or the cloud's equivalent). Let one run `install` once, "
+    "Event triggers need a superuser (or the cloud's equivalent). Let one run `pgetl ddl install` once, "
     "or set ddl_capture to 'off': schema changes are then found by the Relation messages and the catalog."
 )
 
@@ -278,6 +278,11 @@ def install(connection: Connection) -> None:
     """Make the triggers, or bring them up to date, in one transaction."""
     with source_errors():
         _install(connection)
+
+
+def script() -> str:
+    """What ``install`` runs, for people who want to read it or to run it by hand."""
+    return ";\n".join(("begin", *(statement.strip() for statement in _INSTALL), "commit")) + ";"
 
 
 def uninstall(connection: Connection) -> None:

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from airflow_provider_pgetl.cli.main import main
 from airflow_provider_pgetl.local.postgres import Database, EmbeddedPostgres
 from airflow_provider_pgetl.replication.config import DdlCapture
 from airflow_provider_pgetl.replication.ddl import DdlMessage
@@ -634,3 +635,22 @@ def test_pipelines_that_start_together_install_once(database: Database) -> None:
         thread.join(30)
     assert found == [True] * 4
     assert len(left_behind(database)) == 4
+
+
+def test_the_command_installs_tells_and_removes(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    for action, wanted in (("status", "not installed"), ("install", "are installed"), ("uninstall", "not installed")):
+        assert main(["ddl", action, database.conninfo]) == 0
+        assert wanted in capsys.readouterr().out
+    assert main(["ddl", "sql"]) == 0
+    script = capsys.readouterr().out
+    with database.connect() as connection:
+        connection.execute(script.encode())
+    assert main(["ddl", "status", database.conninfo]) == 0
+    assert "are installed" in capsys.readouterr().out
+
+
+def test_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ddl", "install"]) == 2
+    assert "name the source" in capsys.readouterr().err
+    assert main(["ddl", "install", "host=127.0.0.1 port=1 dbname=none"]) == 2
+    assert "can't be reached" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from airflow_provider_pgetl.cli import test as test_command
 from airflow_provider_pgetl.cli.main import main
 
 
-@pytest.mark.parametrize("command", ["demo", "query", "test", "bench"])
+@pytest.mark.parametrize("command", ["demo", "query", "ddl", "test", "bench"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
