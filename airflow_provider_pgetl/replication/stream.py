@@ -160,9 +160,7 @@ class StreamPath:
         relations = Relations(self._config, self._source, self._store, captured=start.ddl_captured)
         try:
             with Threads(1, thread_name_prefix="pgetl-spool") as writer:
-                decoder = Decoder(relations.resolve, relations.announce)
-                loop = _Loop(self._tools, stream, start.lsn, writer, decoder)
-                loop.run(stop)
+                _Loop(self._tools, stream, start.lsn, writer, relations).run(stop)
         finally:
             stream.close()
 
@@ -170,7 +168,9 @@ class StreamPath:
 class _Loop:
     """One connection's loop: what it holds is thrown away with the connection, the ledger knows the rest."""
 
-    def __init__(self, tools: _Tools, stream: ReplicationStream, start: Lsn, writer: Threads, decoder: Decoder) -> None:
+    def __init__(
+        self, tools: _Tools, stream: ReplicationStream, start: Lsn, writer: Threads, relations: Relations
+    ) -> None:
         self._config = tools.config
         self._store = tools.store
         self._lease = tools.lease
@@ -180,7 +180,10 @@ class _Loop:
         self._on_spooled = tools.on_spooled
         self._stream = stream
         self._writer = writer
-        self._decoder = decoder
+        self._decoder = Decoder(
+            lambda relation, lsn: self._look_up(lambda: relations.resolve(relation, lsn)),
+            lambda message, lsn: self._look_up(lambda: relations.announce(message, lsn)),
+        )
         self._stop = threading.Event()
         # Every commit before it is durable or in the write that is in flight.
         self._position = start
@@ -339,6 +342,22 @@ class _Loop:
                 self._stats.waiting_for = error.message
                 log.warning("nothing is confirmed, spooling waits: %s", error.message)
                 self._stop.wait(min(_BACKOFF_S[1], _BACKOFF_S[0] * 2**failures))
+
+    def _look_up(self, step: Callable[[], T]) -> T:
+        """In the reader's thread: wait for a store that is out of reach, and keep the walsender alive."""
+        failures = 0
+        while True:
+            try:
+                return step()
+            except StoreError as error:
+                if error.retry is not Retry.TIMED or self._stop.is_set():
+                    raise
+                failures += 1
+                self._stats.waiting_for = error.message
+                log.warning("decoding waits: %s", error.message)
+                until = time.monotonic() + min(_BACKOFF_S[1], _BACKOFF_S[0] * 2**failures)
+                while time.monotonic() < until and not self._stop.wait(0.1):
+                    self._stream.keep_alive()
 
     def _register(self, segment: Segment) -> None:
         """The moment of durability. After a broken answer the ledger itself says whether the row is in."""

@@ -8,6 +8,7 @@
         def rows_of(self, destination, table):               what it holds, or None if it can't be read
             ...
 
+A destination whose rows outlive it inherits ``DurabilityContract`` as well, and gives it a fixture ``reopen``.
 Copies, order and repetition are here, schema changes in ``destination_shapes``, values in ``destination_cells``.
 """
 
@@ -305,11 +306,18 @@ class RepetitionContract(RowsRead):
         destination.write_events(whole)
         self.assert_rows(destination, schema, order(1), order(1))
 
+
+class DurabilityContract(RowsRead):
+    """What was written survives; for destinations that keep something: inherit it, too."""
+
+    @pytest.fixture
+    def reopen(self) -> Callable[[Destination], Destination]:
+        """Makes the destination again over what it has kept, started; to be overridden."""
+        raise NotImplementedError
+
     def test_what_was_written_survives(
-        self, destination: Destination, reopen: Callable[[Destination], Destination] | None
+        self, destination: Destination, reopen: Callable[[Destination], Destination]
     ) -> None:
-        if reopen is None:
-            pytest.skip("nothing of this destination outlives it")
         schema = make_table(ORDERS)
         self.copy(destination, schema, order(1))
         events = make_events(schema, insert(10, 1, order(2)), update(10, 2, order(1, "milk")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,17 +15,12 @@ from airflow_provider_pgetl.testing.destination_values import make_rows
 
 
 class RowsRead:
-    """What the parts of the suite build on; override ``destination`` and ``rows_of``, and ``reopen`` if you can."""
+    """What the parts of the suite build on; override ``destination`` and ``rows_of``."""
 
     @pytest.fixture
     def destination(self) -> Destination:
         """A fresh destination, started."""
         raise NotImplementedError("give the suite a fixture 'destination'")
-
-    @pytest.fixture
-    def reopen(self) -> Callable[[Destination], Destination] | None:
-        """Makes and starts another object over what a destination that was shut down has kept; None if it can't."""
-        return None
 
     def rows_of(self, destination: Destination, table: str) -> list[Row] | None:
         """The present rows of a table such as ``public.orders``; None if the destination can't be read."""

@@ -22,7 +22,7 @@ from airflow_provider_pgetl.replication.errors import (
     DestinationUnreachable,
 )
 from airflow_provider_pgetl.replication.events import Row
-from airflow_provider_pgetl.testing.destination import DestinationContract
+from airflow_provider_pgetl.testing.destination import DestinationContract, DurabilityContract
 from airflow_provider_pgetl.testing.destination_values import (
     committed_at,
     insert,
@@ -41,7 +41,7 @@ ORDERS = make_table()
 SECRET = "s3cret-token"
 
 
-class TestHttpDestination(DestinationContract):
+class TestHttpDestination(DestinationContract, DurabilityContract):
     @pytest.fixture
     def receiver(self) -> Receiver:
         return Receiver()

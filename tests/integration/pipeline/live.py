@@ -91,10 +91,10 @@ class Live:
         if failed:
             raise failed[0]
 
-    def wait_for(self, condition: Callable[[], bool], what: str, seconds: float = WAIT_S) -> None:
-        deadline = time.monotonic() + seconds
+    def wait_for(self, condition: Callable[[], bool], what: str, *, kinds: bool = True) -> None:
+        deadline = time.monotonic() + WAIT_S
         while not condition():
-            assert time.monotonic() < deadline, f"waited for {what}: {self.kinds()} {self._status()}"
+            assert time.monotonic() < deadline, f"waited for {what}: {self.kinds() if kinds else ''} {self._status()}"
             time.sleep(0.02)
 
     def settle(self, *, errored: int = 0) -> None:

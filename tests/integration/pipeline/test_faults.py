@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgetl.local.postgres import EmbeddedPostgres
-from airflow_provider_pgetl.replication import MemoryDestination, failpoints
+from airflow_provider_pgetl.replication import MemoryDestination, PostgresStore, failpoints
 from airflow_provider_pgetl.replication.errors import DestinationError, DestinationUnreachable
 from airflow_provider_pgetl.replication.events import Events
 from tests.integration.conftest import FAST
@@ -204,6 +204,28 @@ def test_a_server_that_restarts_is_waited_for(own_server: EmbeddedPostgres, tmp_
         live.assert_equal()
 
 
+def test_a_store_that_is_down_for_a_while_loses_nothing(live: Live, own_server: EmbeddedPostgres) -> None:
+    """The walsender is kept alive and nothing is confirmed; then it goes on, if nobody has taken over."""
+    store = PostgresStore(own_server.create_database("state").conninfo)
+    store.create_tables()
+    live.store = store
+    live.execute(TABLE, ROWS, PUBLISH)
+    slot = f"from pg_replication_slots where slot_name = '{live.config.slot}'"
+    slot = f"select confirmed_flush_lsn::text, active_pid {slot}"
+    with live.running():
+        live.settle()
+        own_server.stop()
+        before = live.rows(slot)
+        live.execute(*CHANGES)
+        live.wait_for(lambda: "state database" in waiting_for(live), "the stream to wait", kinds=False)
+        assert live.rows(slot) == before
+        own_server.start()
+        live.settle()
+        live.assert_equal()
+        assert live.rows(slot)[0][1] == before[0][1], "the same connection went on"
+    store.close()
+
+
 def test_a_promotion_after_all_was_spooled_is_followed(own_server: EmbeddedPostgres, tmp_path: Path) -> None:
     live = make_live(own_server.create_database("shop"), str(tmp_path / "spool"))
     live.execute(TABLE, ROWS, PUBLISH)
@@ -243,6 +265,11 @@ def test_a_history_that_branched_before_what_was_spooled_is_copied_again(
         live.wait_for(lambda: live.table("t").generation > 1, "a new generation")
         live.settle()
         live.assert_equal()
+
+
+def waiting_for(live: Live) -> str:
+    status = live.pipeline.status() if live.pipeline else None
+    return (status.waiting_for if status else None) or ""
 
 
 def _promote(server: EmbeddedPostgres) -> None:

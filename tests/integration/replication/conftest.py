@@ -22,7 +22,7 @@ from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.progress import TableRecord
 from airflow_provider_pgetl.replication.spool.segments import Spool
 from airflow_provider_pgetl.replication.store.memory import MemoryStore
-from airflow_provider_pgetl.replication.stream import StreamPath
+from airflow_provider_pgetl.replication.stream import Memory, StreamPath
 
 
 @dataclass
@@ -51,11 +51,11 @@ class Source:
         return {str(r.table): r for r in discover(self.config, self.conninfo, self.store, by="test")}
 
     @contextmanager
-    def streaming(self, owner: str = "test") -> Iterator[StreamPath]:
+    def streaming(self, owner: str = "test", memory: Memory | None = None) -> Iterator[StreamPath]:
         """The stream runs in a thread; what it raises is raised at the end."""
         lease = self.store.acquire(self.config.name, "stream", owner, 60)
         assert lease is not None
-        path = StreamPath(self.config, self.conninfo, self.store, lease)
+        path = StreamPath(self.config, self.conninfo, self.store, lease, memory=memory)
         stop = threading.Event()
         errors: list[BaseException] = []
 

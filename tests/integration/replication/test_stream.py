@@ -201,3 +201,24 @@ def test_partitions_stream_as_their_root_and_are_no_tables_of_their_own(source: 
     source.spool_all()
     assert [str(record.table) for record in source.store.tables(source.config.name)] == ["public.t"]
     assert_equal_to_source(source)
+
+
+class Pressed:
+    """A machine whose memory others have filled."""
+
+    pressed = True
+
+    def budget(self, streams: int) -> int:
+        return 100_000
+
+
+def test_a_stream_under_memory_pressure_writes_early_and_goes_on(table: Source) -> None:
+    table.execute(
+        "insert into t select i, repeat('v', 50) from generate_series(1, 30000) i",
+        "update t set name = 'short' where id < 20000",
+        "delete from t where id > 29000",
+    )
+    with table.streaming(memory=Pressed()):
+        table.wait_spooled(table.lsn())
+    assert len(table.store.all_paths(table.config.name)) > 3
+    assert_equal_to_source(table)
