@@ -64,9 +64,9 @@ def make_wal(database: Database, server: EmbeddedPostgres, inserts: int, updates
     )
     script.unlink()
     with database.connect() as connection:
-        # A commit that waits for the disk takes all others with it.
+        # The last change lies past the position that readers wait for, and takes all others with it to the disk.
+        row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
         connection.execute("set synchronous_commit = on")
-        connection.execute("create table flushed ()")
-        row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
+        connection.execute("update orders set paid = true where id = 1")
     assert row is not None
     return Lsn.parse(str(row[0]))
