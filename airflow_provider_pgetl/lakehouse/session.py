@@ -194,8 +194,10 @@ def _abandon(spark: SparkSession) -> None:
 
 
 def _silence() -> None:
-    # This logger prints the server's whole message, which may quote cells.
-    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+    # These print the server's whole message, which may quote cells. By level: whoever configures logging anew
+    # (Airflow does) switches disabled loggers on again.
+    for name in ("SQLQueryContextLogger", "pyspark.sql.connect.logging"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def check_server(spark: SparkSession, catalog: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,8 @@ def test_sessions_are_used_again_and_calls_after_the_end_are_refused(spark: Spar
 
 def test_a_message_that_quotes_a_value_is_not_passed_on(spark: SparkServer, caplog: pytest.LogCaptureFixture) -> None:
     sessions = Sessions(spark.url, catalog="lake")
+    # As whoever configures logging anew does.
+    logging.getLogger("pyspark.sql.connect.logging").disabled = False
     with pytest.raises(DestinationError, match="CAST_INVALID_INPUT") as caught:
         sessions.run("casting", lambda spark: spark.sql("select cast(id || 'secret' as int) from range(1)").collect())
     sessions.close()
