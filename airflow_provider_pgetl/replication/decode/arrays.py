@@ -125,7 +125,7 @@ def _marks(data: Bytes) -> _Marks:
     quotes = byte == _QUOTE
     count = int(quotes.sum())
     if count:
-        outside = ~quotes & (np.cumsum(quotes) % 2 == 0)
+        outside = ~quotes & ~np.logical_xor.accumulate(quotes)
         at, byte = at[outside], byte[outside]
     return _Marks(at, byte, escapes, count)
 

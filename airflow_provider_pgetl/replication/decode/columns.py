@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_pgetl.replication.decode.frames import Buffer, Positions
 from airflow_provider_pgetl.replication.decode.vectors import Mask, vector
@@ -138,4 +139,5 @@ def pick(data: pa.Buffer, start: Positions, end: Positions, absent: Mask | None,
     offsets[0::2] = start
     offsets[1::2] = end
     gapped = pa.Array.from_buffers(kind, 2 * rows - 1, [None, pa.py_buffer(offsets), data])
-    return gapped.take(vector(np.arange(0, 2 * rows - 1, 2, dtype=np.int32), pa.int32(), absent))
+    wanted = vector(np.arange(0, 2 * rows - 1, 2, dtype=np.int32), pa.int32(), absent)
+    return pc.take(gapped, wanted, boundscheck=False)

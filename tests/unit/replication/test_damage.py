@@ -98,6 +98,17 @@ def test_undamaged_bytes_are_read() -> None:
     assert decode_copy(wide_rows()).num_rows == 2
 
 
+def test_rows_without_nulls_are_read_like_those_with() -> None:
+    """Neighbours of fixed width are fetched at once where nothing is null, else one by one."""
+    full, empty = wide_rows()
+    alone, beside = decode_copy([full, full]), decode_copy([full, empty, full])
+    assert alone.slice(1).equals(alone.slice(0, 1))
+    assert beside.slice(0, 1).equals(alone.slice(0, 1))
+    assert beside.slice(2).equals(alone.slice(0, 1))
+    assert set(beside.slice(1, 1).to_pylist()[0].values()) == {None, 4, 0}
+    assert alone.to_pylist()[0]["_pgetl_overflow"] == [("d", "infinity"), ("tz", "-infinity")]
+
+
 @pytest.mark.parametrize("victim", range(9))
 def test_a_frame_cut_at_any_byte_is_an_error(victim: int) -> None:
     whole = stream_frames()
