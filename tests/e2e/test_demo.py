@@ -47,6 +47,16 @@ def kill(demo: RunningDemo, component: str) -> None:
     pid = demo.stack().processes[component]
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: demo.stack().processes.get(component) not in (None, pid), 60, f"{component} was not started again")
+    wait_for(lambda: takes_connections(demo), 180, "Postgres does not take connections")
+
+
+def takes_connections(demo: RunningDemo) -> bool:
+    """A killed Postgres recovers first, which takes its time on a busy machine."""
+    try:
+        psycopg.connect(demo.stack().source_conninfo).close()
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 def test_every_table_becomes_ready(demo: RunningDemo) -> None:

@@ -29,7 +29,6 @@ from airflow_provider_pgetl.replication.decode.messages import (
     read_relation,
     read_truncate,
 )
-from airflow_provider_pgetl.replication.errors import DecodeError
 from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.schema import TableSchema
 
@@ -169,7 +168,7 @@ class Decoder:
         depth = np.cumsum(steps) + (1 if self._open else 0)
         if ((depth < 0) | (depth > 1)).any():
             frames.fail(int(((depth < 0) | (depth > 1)).argmax()), "begin and commit do not alternate")
-        outside = (depth == 0) & np.isin(frames.kind, (wire.INSERT, wire.UPDATE, wire.DELETE, wire.TRUNCATE))
+        outside = (depth == 0) & wire.IS_CHANGE[frames.kind]
         if outside.any():
             frames.fail(int(outside.argmax()), "a change outside of a transaction")
 
@@ -220,7 +219,7 @@ class Decoder:
 
 def _group(frames: Frames, spans: Spans) -> Iterator[tuple[Described, Positions]]:
     """The changes of each table under each of its descriptions."""
-    rows = np.flatnonzero(np.isin(frames.kind, (wire.INSERT, wire.UPDATE, wire.DELETE)))
+    rows = np.flatnonzero(wire.IS_ROW[frames.kind])
     if not len(rows):
         return
     frames.require(rows, 7)
@@ -240,7 +239,7 @@ def _truncates(frames: Frames, spans: Spans) -> Iterator[tuple[int, Described]]:
 
 
 def _check_kinds(frames: Frames) -> None:
-    known = np.isin(frames.kind, tuple(wire.KINDS))
+    known = wire.IS_KNOWN[frames.kind]
     if not known.all():
         frames.fail(int(known.argmin()), "a message of an unknown kind")
 
@@ -261,5 +260,4 @@ def _description_at(frames: Frames, index: int, versions: list[tuple[int, Descri
     for at, described in reversed(versions or []):
         if at <= index:
             return described
-    kind = chr(frames.kind[index])
-    raise DecodeError(f"a change of a relation that was never described (kind {kind!r})", kind=kind)
+    return frames.fail(index, "a change of a relation that was never described")

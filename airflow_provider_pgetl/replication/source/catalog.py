@@ -16,6 +16,7 @@ from airflow_provider_pgetl.replication.source.connection import Connection, sou
 _IDENTITIES = {"d": Identity.DEFAULT, "n": Identity.NOTHING, "f": Identity.FULL, "i": Identity.INDEX}
 # Row filters and column lists came with 15; before, everything of a published table travels.
 _FILTERS_SINCE = 150000
+_GENERATED_SINCE = 180000
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +243,9 @@ def _published_tables(connection: Connection, name: str, relation_id: int | None
     )
     with source_errors():
         rows = connection.execute(query, {"publication": name, "relation": relation_id}).fetchall()
-    # Since 18 a publication may send generated columns; the view's list of names tells.
-    found = columns(connection, [row[0] for row in rows], generated=filters) if rows else {}
+    # Since 18 a publication may send generated columns, and its list of names tells; before, it lists them in vain.
+    generated = connection.info.server_version >= _GENERATED_SINCE
+    found = columns(connection, [row[0] for row in rows], generated=generated) if rows else {}
     return [_published(row, found.get(row[0], [])) for row in rows]
 
 

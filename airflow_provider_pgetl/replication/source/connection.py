@@ -39,6 +39,7 @@ _SETTINGS = {
     "IntervalStyle": "postgres",
     "extra_float_digits": "3",
     "bytea_output": "hex",
+    "lc_monetary": "C",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",

@@ -97,7 +97,7 @@ def _by_id(rows: list[dict[str, Any]], overflow: str) -> dict[int, dict[str, Any
 def expected(source: Source, table: str, schema: TableSchema) -> dict[int, dict[str, Any]]:
     """What the lake must hold, from what the server prints under the engine's session settings."""
     with connect(source.conninfo, "test") as connection:
-        rows = connection.execute(sql.SQL(ORACLE).format(sql.Identifier(table))).fetchall()
+        rows = connection.execute(sql.SQL(ORACLE).format(sql.Identifier("public", table))).fetchall()
     _, value, array = (column.lake for column in plan(schema).columns)
     found = {}
     for number, text, whole, elements, plain in rows:

@@ -89,7 +89,7 @@ def test_a_catalog_statement_that_waits_for_a_lock_gives_up_and_may_be_tried_aga
         pytest.raises(SourceUnreachable, match=r"could not do it now: .* lock timeout") as caught,
         source_errors(),
     ):
-        connection.execute("select * from t")
+        connection.execute("select * from public.t")
     assert caught.value.retry is Retry.TIMED
 
 
@@ -128,7 +128,7 @@ def test_a_reader_that_is_gone_leaves_no_backend_behind(place: Place, monkeypatc
 def test_a_copy_that_is_given_up_leaves_no_backend_behind(place: Place) -> None:
     place.execute("create table t (id int)", "insert into t select generate_series(1, 500000)")
     with open_snapshot(place.conninfo, [TableName("public", "t")]) as holder:
-        frames = copy_rows(place.conninfo, holder.snapshot, "select id from t")
+        frames = copy_rows(place.conninfo, holder.snapshot, "select id from public.t")
         assert next(frames)
         frames.close()  # type: ignore[attr-defined]
         left = "select 1 from pg_stat_activity where application_name = 'pgetl:copy' and datname = current_database()"

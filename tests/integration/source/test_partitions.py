@@ -366,7 +366,7 @@ def test_a_shared_partition_is_one_binary_copy(place: Place) -> None:
     table: PublishedTable = place.table()
     with open_snapshot(place.conninfo, [table.schema.table]) as holder:
         (only,) = plan_partitions(holder.connection, table, 4)
-        whole = re.sub(r" from only .*", ' from "t"', only.select.split(" union all ")[0])
+        whole = re.sub(r" from only .*", " from public.t", only.select.split(" union all ")[0])
         frames = [
             sorted(row for raw in copy_rows(place.conninfo, holder.snapshot, query) for row in split(raw))
             for query in (only.select, whole)
