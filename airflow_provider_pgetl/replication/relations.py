@@ -45,28 +45,33 @@ class Relations:
         self._captured = captured
         # Where each table stands among its versions.
         self._current: dict[int, SchemaVersion] = {}
+        # Of these the stream itself has told, whatever was known when it began.
+        self._told: set[int] = set()
 
     def resolve(self, relation: Relation, lsn: Lsn) -> TableSchema:
         """The stored schema that the relation describes, stored now if it is new."""
         known = self._walk(relation.relation_id, lsn, relation.describes)
         if known is None:
             return self._add(self._describe(relation), lsn)
-        replaced = None if self._captured else self._replaced(relation, known.schema)
+        told = self._captured or relation.relation_id in self._told
+        replaced = None if told else self._replaced(relation, known.schema)
         return self._stand(known) if replaced is None else self._add(replaced, lsn)
 
-    def announce(self, message: Message, lsn: Lsn) -> TableSchema | None:
-        """The schema that a DDL message brings; None if it is not one, or not of a table of ours."""
+    def announce(self, message: Message, lsn: Lsn) -> None:
+        """Take in the schema that a DDL message brings, if it is one and of a table of ours."""
         if message.prefix != PREFIX:
-            return None
+            return
         ddl = read_ddl(message.content)
         if self._store.table(self._config.name, ddl.relation_id) is None:
-            return None
+            return
+        self._told.add(ddl.relation_id)
         schema = self._announced(ddl)
         known = self._walk(ddl.relation_id, lsn, lambda stored: _is(stored, schema))
         if known is not None:
             self._store.register_table(self._config.name, schema, lsn, by=_BY)
-            return self._stand(known)
-        return self._add(schema, lsn)
+            self._stand(known)
+        else:
+            self._add(schema, lsn)
 
     def _walk(self, relation_id: int, lsn: Lsn, matches: Matches) -> SchemaVersion | None:
         """The first version from where the table stands on, up to ``lsn``, that matches.

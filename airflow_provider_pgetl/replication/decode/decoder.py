@@ -36,7 +36,7 @@ from airflow_provider_pgetl.replication.schema import TableSchema
 EPOCH_US = 946_684_800_000_000
 
 Resolve = Callable[[Relation, Lsn], TableSchema]
-Announce = Callable[[Message, Lsn], TableSchema | None]
+Announce = Callable[[Message, Lsn], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +97,12 @@ class Decoder:
     """Decodes the batches of one connection; knows its relations and the transaction that is open.
 
     ``resolve`` is asked for the schema behind a Relation message when a change first refers to it, ``announce`` is
-    told of logical messages inside of transactions and answers with the schema that one brings, if it does.
+    told of logical messages inside of transactions, in the order of the stream.
     """
 
     def __init__(self, resolve: Resolve, announce: Announce = lambda message, lsn: None) -> None:
         self._resolve = resolve
         self._announce = announce
-        self._announced: dict[int, TableSchema] = {}
         self._relations: dict[int, Described] = {}
         # Of the transaction that an earlier batch left open: commit LSN, commit time, messages so far.
         self._open: tuple[int, int, int] | None = None
@@ -125,13 +124,16 @@ class Decoder:
         groups = list(_group(frames, spans))
         truncates = list(_truncates(frames, spans))
         self._resolve_in_order(frames, place, [(int(rows[0]), one) for one, rows in groups] + truncates)
+        found: list[tuple[int, TableChanges]] = []
         for described, rows in groups:
             batch = decode_changes(
                 frames, described.resolved, rows, place.commit_lsn[rows], place.ordinal[rows], place.committed_at[rows]
             )
-            decoded.changes.append(TableChanges(described.resolved, batch))
+            found.append((int(rows[0]), TableChanges(described.resolved, batch)))
         for index, described in truncates:
-            decoded.changes.append(TableChanges(described.resolved, place.truncate(index, described.resolved)))
+            found.append((index, TableChanges(described.resolved, place.truncate(index, described.resolved))))
+        # The versions of a table in their order, also if all that one of them has is a TRUNCATE.
+        decoded.changes = [changes for _, changes in sorted(found, key=lambda one: one[0])]
         return decoded
 
     def _place(self, frames: Frames, decoded: Decoded) -> _Place:
@@ -206,15 +208,11 @@ class Decoder:
             if described is None:
                 self._on_message(read_message(frames.body(index)), Lsn(place.commit_lsn[index]))
             elif described.schema is None:
-                relation = described.relation
-                announced = self._announced.get(relation.relation_id)
-                told = announced is not None and relation.describes(announced)
-                described.schema = announced if told else self._resolve(relation, described.lsn)
+                described.schema = self._resolve(described.relation, described.lsn)
 
     def _on_message(self, message: Message, lsn: Lsn) -> None:
-        schema = self._announce(message, lsn) if message.transactional else None
-        if schema is not None:
-            self._announced[schema.relation_id] = schema
+        if message.transactional:
+            self._announce(message, lsn)
 
 
 def _group(frames: Frames, spans: Spans) -> Iterator[tuple[Described, Positions]]:
