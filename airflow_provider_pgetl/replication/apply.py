@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
@@ -22,20 +22,21 @@ from airflow_provider_pgetl.replication.config import PipelineConfig
 from airflow_provider_pgetl.replication.destinations.base import Applied, Changes, FileDestination
 from airflow_provider_pgetl.replication.errors import (
     DestinationError,
-    DestinationFailed,
     DestinationUnreachable,
     Overtaken,
     PgEtlError,
     Retry,
     StoreError,
+    unexpected,
 )
 from airflow_provider_pgetl.replication.evolution import steps
 from airflow_provider_pgetl.replication.failpoints import hit
 from airflow_provider_pgetl.replication.lsn import ZERO, Lsn
-from airflow_provider_pgetl.replication.progress import CutTable, DestinationStatus, Lease, TableRecord
+from airflow_provider_pgetl.replication.progress import CutTable, DestinationStatus, Lease, SpoolFile, TableRecord
 from airflow_provider_pgetl.replication.schema import SchemaVersion, TableSchema
 from airflow_provider_pgetl.replication.state import READY, StateKind, TableState
 from airflow_provider_pgetl.replication.store.base import Store
+from airflow_provider_pgetl.replication.store.rules import rows_alike
 from airflow_provider_pgetl.replication.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -128,10 +129,11 @@ class Applier:
         pipeline = self._store.pipeline(self._config.name)
         if pipeline is None or pipeline.paused:
             return None
-        target = self._commands.target(pipeline.spooled_lsn, self.stats.applied_lsn)
+        records = self._store.tables(self._config.name)
+        target = self._commands.target(pipeline.spooled_lsn, max([self.stats.applied_lsn, *_positions(records)]))
         if target is None:
             return None
-        self._retry_errored(self._store.tables(self._config.name))
+        self._retry_errored(records)
         work = [one for one in self._store.tables(self._config.name) if one.state.applying and not one.paused]
         brought = [one for one in self._pool.map(lambda record: self._bring(record, target), work) if one]
         if self._stop.is_set():
@@ -147,23 +149,29 @@ class Applier:
         """Bring one table to ``target``; its errors are its own, unless the lake or the store is gone."""
         try:
             moved = self._step(record, target)
+        except BaseException as error:  # noqa: BLE001 - looked at right below
+            # Half of a step may be recorded: the next one looks again at how far it came.
+            self._seen.discard((record.relation_id, record.generation))
+            self._after_error(record, error)
+            return None
+        self._attempts.pop(record.relation_id, None)
+        return _Brought(record.relation_id, moved is not None)
+
+    def _after_error(self, record: TableRecord, error: BaseException) -> None:
+        """Put the table aside, or raise what concerns all."""
+        try:
+            raise error
         except Overtaken:
             if self._is_current(record):
                 raise
             log.info("%s has a new generation, the old one is left alone", record.table)
-            return None
         except (DestinationUnreachable, StoreError):
             raise
-        except PgEtlError as error:
+        except PgEtlError as known:
             if not self._stop.is_set():
-                self._fail(record, error)
-            return None
-        except Exception as error:
-            log.exception("applying to %s failed", record.table)
-            self._fail(record, DestinationFailed(f"an unexpected error: {type(error).__name__}"))
-            return None
-        self._attempts.pop(record.relation_id, None)
-        return _Brought(record.relation_id, moved is not None)
+                self._fail(record, known)
+        except Exception as unknown:  # noqa: BLE001 - anybody's code
+            self._fail(record, unexpected(unknown))
 
     def _is_current(self, record: TableRecord) -> bool:
         """Whether a resync has not begun meanwhile."""
@@ -215,12 +223,12 @@ class Applier:
         record = self._store.move(record, TableState(StateKind.CATCHUP, lsn=target), by=_BY)
         hit("catchup.begun")
         changes = self._changes(record, snapshot, target)
-        marker = self._destination.marker(changes.schema) if self._destination.keeps_markers else None
+        promoted = self._promoted(record, changes.schema, snapshot)
         reached = target
-        if marker is not None and marker.generation == record.generation and marker.lsn >= snapshot:
+        if promoted is not None:
             # An earlier attempt made it visible and did not live to say so.
-            reached = marker.lsn
-            record = self._store.applied(self._lease, record, reached, marker.snapshot_id)
+            reached, snapshot_id = promoted
+            record = self._store.applied(self._lease, record, reached, snapshot_id)
             record = self._recover_schema(record)
         else:
             record = self._take(record, changes, self._destination.promote, frame=True)
@@ -231,6 +239,19 @@ class Applier:
         record = self._store.move(record, READY, by=_BY)
         # A cut is one LSN over all tables: what an earlier attempt left behind comes along now.
         return self._follow(record, target) or record
+
+    def _promoted(self, record: TableRecord, schema: TableSchema, snapshot: Lsn) -> tuple[Lsn, int | None] | None:
+        """Up to where this generation is visible already, and the lake's snapshot there."""
+        if self._destination.keeps_markers:
+            marker = self._destination.marker(schema)
+            if marker is not None and marker.generation == record.generation and marker.lsn >= snapshot:
+                return marker.lsn, marker.snapshot_id
+            return None
+        # Each copy forgets what the destination's table was; the last word on it is the last step of a promotion.
+        found = self._store.destination_status(record.pipeline, record.relation_id)
+        if found is None or found.status is not DestinationStatus.APPLIED or record.applied_lsn is None:
+            return None
+        return record.applied_lsn, record.snapshot_id
 
     def _snapshot_lsn(self, record: TableRecord) -> Lsn:
         """S of this generation's copy: the state of ``sync_wait``, which the history remembers."""
@@ -290,17 +311,14 @@ class Applier:
 
     def _changes(self, record: TableRecord, begin: Lsn, end: Lsn) -> Changes:
         schema = self._schema(record)
-        files = tuple(self._store.files(record.pipeline, record.relation_id, begin, end))
-        versions = self._versions(record, schema, begin, end)
+        known = self._store.schemas(record.pipeline, record.relation_id)
+        versions = _following(known, schema, begin, end)
+        files = _in_known_shapes(
+            self._store.files(record.pipeline, record.relation_id, begin, end),
+            [SchemaVersion(begin, schema), *versions],
+            {version.schema.version: version.schema for version in known},
+        )
         return Changes(schema, record.generation, self._lease.epoch, begin, end, files, versions)
-
-    def _versions(self, record: TableRecord, schema: TableSchema, begin: Lsn, end: Lsn) -> tuple[SchemaVersion, ...]:
-        """The shapes that follow the destination's in the window."""
-        found = [v for v in self._store.schemas(record.pipeline, record.relation_id) if begin <= v.lsn < end]
-        names = [version.schema.version for version in found]
-        if schema.version in names:
-            del found[: names.index(schema.version) + 1]
-        return tuple(found)
 
     def _fail(self, record: TableRecord, error: PgEtlError) -> None:
         log.error("%s is errored: %s", record.table, error.message)
@@ -329,7 +347,13 @@ class Applier:
             if due and record.state.retry_at is not None and record.state.retry_at <= now:
                 before = self._state_before(record)
                 if before is not None and before.applying:
-                    self._store.move(record, before, by=_BY)
+                    self._return(record, before)
+
+    def _return(self, record: TableRecord, to: TableState) -> None:
+        try:
+            self._store.move(record, to, by=_BY)
+        except Overtaken:
+            log.info("%s has a new generation, its error is of the past", record.table)
 
     def _state_before(self, record: TableRecord) -> TableState | None:
         for generation, state, _ in reversed(self._store.history(record.pipeline, record.relation_id)):
@@ -350,10 +374,48 @@ class Applier:
         tables = [
             CutTable(record.relation_id, record.snapshot_id)
             for record in self._store.tables(self._config.name)
-            if record.state.kind is StateKind.READY and not record.paused and record.relation_id in brought
+            if record.state.kind is StateKind.READY
+            and not record.paused
+            and record.relation_id in brought
+            # After the ledger was set back, a table may be past what is spooled.
+            and (record.applied_lsn or ZERO) <= target
         ]
         hit("cut.before")
         cut = self._store.record_cut(self._config.name, self._lease, target, tables)
         self._commands.answer_cuts(target, cut)
         self._cut_at = time.monotonic()
         self.stats.last_cut, self.stats.last_cut_at = cut.id, datetime.now(UTC)
+
+
+def _positions(records: Sequence[TableRecord]) -> list[Lsn]:
+    """Where the tables stand that a cut would hold."""
+    return [one.applied_lsn for one in records if one.state.kind is StateKind.READY and one.applied_lsn is not None]
+
+
+def _following(known: Sequence[SchemaVersion], schema: TableSchema, begin: Lsn, end: Lsn) -> tuple[SchemaVersion, ...]:
+    """The shapes that follow the destination's in the window."""
+    found = [version for version in known if begin <= version.lsn < end]
+    names = [version.schema.version for version in found]
+    if schema.version in names:
+        del found[: names.index(schema.version) + 1]
+    return tuple(found)
+
+
+def _in_known_shapes(
+    files: Sequence[SpoolFile], way: Sequence[SchemaVersion], known: Mapping[int, TableSchema]
+) -> tuple[SpoolFile, ...]:
+    """The files under the names of the shapes on the destination's ``way``.
+
+    Copy and stream may know one shape by two versions: each looks at the catalog at a moment of its own, and what
+    rows do not show (a default, NOT NULL, a name that went and came back) may have changed in between.
+    """
+    return tuple(_in_known_shape(file, way, known.get(file.schema_version)) for file in files)
+
+
+def _in_known_shape(file: SpoolFile, way: Sequence[SchemaVersion], shape: TableSchema | None) -> SpoolFile:
+    if shape is None or any(version.schema.version == shape.version for version in way):
+        return file
+    for version in reversed(way):
+        if (version is way[0] or version.lsn <= file.first_lsn) and rows_alike(version.schema, shape):
+            return replace(file, schema_version=version.schema.version)
+    return file

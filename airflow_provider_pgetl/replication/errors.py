@@ -25,7 +25,9 @@ wrapped once, in the room that talks to the driver, with the cause kept. Message
 
 from __future__ import annotations
 
+import traceback
 from enum import StrEnum
+from pathlib import PurePath
 
 
 class Retry(StrEnum):
@@ -143,6 +145,15 @@ class DestinationUnreachable(DestinationError):
 class DestinationFailed(DestinationError):
     retry = Retry.TIMED
     default_hint = "It is tried again by itself; if it stays, look at the Spark server's log."
+
+
+def unexpected(error: BaseException) -> DestinationFailed:
+    """What nobody foresaw: its type and place in the code, never its message, which may hold values of cells."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return DestinationFailed(
+        f"an unexpected error: {type(error).__name__} at {PurePath(frame.filename).name}:{frame.lineno}",
+        hint="It is tried again by itself; if it stays, look at the code there.",
+    )
 
 
 class NotSupported(PgEtlError):

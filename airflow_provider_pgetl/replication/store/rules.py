@@ -41,6 +41,15 @@ def _shown(schema: TableSchema) -> tuple[Column, ...]:
     return tuple(dataclasses.replace(column, missing=None) for column in schema.columns)
 
 
+def rows_alike(one: TableSchema, other: TableSchema) -> bool:
+    """Whether rows of both are written alike, whatever else the table is."""
+    return one.identity == other.identity and _written(one) == _written(other)
+
+
+def _written(schema: TableSchema) -> list[tuple[object, ...]]:
+    return [(c.name, c.type_oid, c.base_oid, c.typmod, c.element_oid, c.identity) for c in schema.columns]
+
+
 def placed(versions: Sequence[SchemaVersion], schema: TableSchema, lsn: Lsn) -> SchemaVersion:
     """The version that ``schema`` is from ``lsn`` on: a known one, a known one that begins earlier, or a new one."""
     until = [version for version in versions if version.lsn <= lsn]
