@@ -59,20 +59,47 @@ class _Copy:
     broken: dict[int, PgEtlError] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Turn:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    generation: int = 0
+
+
+class Turns:
+    """Whose turn it is at each table of a destination: changes of a generation never come after a later one's copy."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._turns: dict[int, _Turn] = {}
+
+    @contextmanager
+    def take(self, schema: TableSchema, generation: int) -> Iterator[None]:
+        """Alone at the table; ``Overtaken`` if a later generation has been there."""
+        with self._lock:
+            turn = self._turns.setdefault(schema.relation_id, _Turn())
+        with turn.lock:
+            if generation < turn.generation:
+                raise Overtaken(f"{schema.table} is at generation {turn.generation}, not {generation}")
+            turn.generation = generation
+            yield
+
+
 class Delivery:
     """Brings files and copy plans to ``destination`` as rows and events; implements ``FileDestination``.
 
-    Several may share a destination (one for the applier, one for each copy): ``cancel`` concerns the calls of one.
+    Several may share a destination (one for the applier, one for each copy): ``cancel`` concerns the calls of one,
+    ``turns`` is common to all of them.
     """
 
     takes_files: Literal[True] = True
     keeps_markers = False
 
-    def __init__(self, destination: Destination, spool: Spool, source: str) -> None:
+    def __init__(self, destination: Destination, spool: Spool, source: str, turns: Turns | None = None) -> None:
         self.name = destination.name
         self._destination = destination
         self._spool = spool
         self._source = source
+        self._turns = turns or Turns()
         self._lock = threading.Lock()
         self._copies: dict[int, _Copy] = {}
         self._cancels = 0
@@ -102,7 +129,7 @@ class Delivery:
         """Let the destination forget the table."""
         with self._lock:
             self._copies[plan.schema.relation_id] = _Copy(plan.generation)
-        with self._guarded(f"dropping {plan.schema.table}"):
+        with self._turns.take(plan.schema, plan.generation), self._guarded(f"dropping {plan.schema.table}"):
             self._destination.drop_table_for_copy(plan.schema)
 
     def copy_partition(self, plan: CopyPlan, partition: Partition) -> CopiedPartition:
@@ -163,7 +190,8 @@ class Delivery:
         upserts = deletes = 0
         for events in _Reading(self._spool, changes).events():
             self._check(cancels)
-            with self._guarded(f"writing events of {events.table}"):
+            turn = self._turns.take(changes.schema, changes.generation)
+            with turn, self._guarded(f"writing events of {events.table}"):
                 self._destination.write_events(events)
             for part in events.batches:
                 ops = part.batch.column("_op")

@@ -28,7 +28,7 @@ from typing import Any, TypeVar, cast
 from airflow_provider_pgetl.replication.apply import Applier
 from airflow_provider_pgetl.replication.config import PipelineConfig
 from airflow_provider_pgetl.replication.copier import Copier
-from airflow_provider_pgetl.replication.delivery import Delivery
+from airflow_provider_pgetl.replication.delivery import Delivery, Turns
 from airflow_provider_pgetl.replication.destinations.base import Destination, FileDestination
 from airflow_provider_pgetl.replication.discover import discover
 from airflow_provider_pgetl.replication.errors import ConfigError, Overtaken, PgEtlError, StoreError
@@ -97,6 +97,7 @@ class Pipeline:
         self._store = store
         self._spool = Spool.of(config)
         self._given = destination
+        self._turns = Turns()
         self._destination = self._taking_files()
         self._owner = owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._copies = copies
@@ -255,7 +256,7 @@ class Pipeline:
         """The destination as the paths need it: for one that takes rows and events, somebody who reads for it."""
         if getattr(self._given, "takes_files", False):
             return cast("FileDestination", self._given)
-        return Delivery(cast("Destination", self._given), self._spool, self._source)
+        return Delivery(cast("Destination", self._given), self._spool, self._source, self._turns)
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, step)

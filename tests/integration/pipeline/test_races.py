@@ -176,6 +176,39 @@ def test_a_cut_in_the_past_is_refused_after_a_restart(live: Live) -> None:
     assert "error" in result
 
 
+def test_a_resync_in_the_middle_of_a_delivery_does_not_mix_old_changes_into_the_copy(live: Live) -> None:
+    class Slow(MemoryDestination):
+        def __init__(self) -> None:
+            super().__init__(strict=False)
+            self.slow = False
+            self.inside, self.copied = threading.Event(), threading.Event()
+
+        def write_table_rows(self, schema: Any, rows: Any) -> None:
+            super().write_table_rows(schema, rows)
+            self.copied.set()
+
+        def write_events(self, events: Events) -> None:
+            if self.slow:
+                self.slow = False
+                self.copied.clear()
+                self.inside.set()
+                self.copied.wait(3)
+            super().write_events(events)
+
+    live.destination = Slow()
+    live.execute(TABLE, "insert into t values (1, 'a')", PUBLISH)
+    with live.running():
+        live.settle()
+        live.destination.slow = True
+        live.execute("update t set v = 'b'")
+        assert live.destination.inside.wait(20)
+        live.execute("update t set v = 'c'")
+        live.store.new_generation(live.config.name, live.table("t").relation_id, by="test")
+        live.wait_for(lambda: live.table("t").state.kind is StateKind.READY, "the resync")
+        live.settle()
+        live.assert_equal()
+
+
 def test_a_cell_value_in_an_unexpected_error_stays_out_of_the_log(
     live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
