@@ -23,7 +23,7 @@ from airflow_provider_pgetl.replication.destinations.base import (
     FileDestination,
     Partition,
 )
-from airflow_provider_pgetl.replication.errors import DestinationFailed, PgEtlError, Retry, SourceError
+from airflow_provider_pgetl.replication.errors import PgEtlError, Retry, SourceError, unexpected
 from airflow_provider_pgetl.replication.failpoints import hit
 from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.progress import TableRecord
@@ -32,6 +32,7 @@ from airflow_provider_pgetl.replication.source import catalog
 from airflow_provider_pgetl.replication.source.copy_out import copy_rows
 from airflow_provider_pgetl.replication.source.partitions import plan_partitions
 from airflow_provider_pgetl.replication.source.snapshot import SnapshotHolder, open_snapshot
+from airflow_provider_pgetl.replication.source.waiting import OnWait
 from airflow_provider_pgetl.replication.state import StateKind, TableState
 from airflow_provider_pgetl.replication.store.base import Store
 from airflow_provider_pgetl.replication.threads import Threads
@@ -86,16 +87,18 @@ def copy_table(
     run_id: str | None = None,
     on_progress: Callable[[CopyProgress], None] = lambda progress: None,
     after_error: Callable[[PgEtlError], TableState | None] = needs_a_person,
+    on_wait: OnWait | None = None,
 ) -> CopyResult:
     """Copy the table of ``record`` (in ``init``) and leave it in ``sync_wait`` for the applier.
 
     A table that ``table_sync_copy`` leaves out goes the same way without rows. After an error the table is in the
-    state that ``after_error`` says; None leaves it as it is.
+    state that ``after_error`` says; None leaves it as it is. ``on_wait`` is called while the snapshot waits for others
+    on the source, and may raise.
     """
     started = time.monotonic()
     try:
         record = store.move(record, TableState(StateKind.DATA_SYNC), by=by, run_id=run_id)
-        with open_snapshot(source, [record.table]) as holder:
+        with open_snapshot(source, [record.table], on_wait=on_wait) as holder:
             plan = _plan(config, store, holder, record)
             hit("copy.planned")
             log.info("copying %s at %s in %d partitions", record.table, plan.lsn, len(plan.partitions))
@@ -116,10 +119,10 @@ def copy_table(
     except PgEtlError as error:
         _remember(store, record, after_error(error), by, run_id)
         raise
-    except Exception as error:
-        unknown = DestinationFailed(f"an unexpected error: {type(error).__name__}")
+    except Exception as error:  # noqa: BLE001 - anybody's code
+        unknown = unexpected(error)
         _remember(store, record, after_error(unknown), by, run_id)
-        raise unknown from error
+        raise unknown from None
     return CopyResult(rows, len(plan.partitions), plan.lsn, time.monotonic() - started, record.generation)
 
 

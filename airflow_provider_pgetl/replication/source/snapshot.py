@@ -42,6 +42,8 @@ TEMPORARY_PREFIX = "pgetl_tmp_"
 OLD_AFTER_S = 3600.0
 
 _ATTEMPTS = 5
+# How long one try for a lock may take until ``on_wait`` is told.
+_LOCK_TRY = "2s"
 _GONE = frozenset({"42P01", "3F000"})
 _FORBIDDEN = "42501"
 
@@ -124,8 +126,8 @@ class SnapshotHolder:
 def open_snapshot(source: str, tables: Sequence[TableName], *, on_wait: OnWait | None = None) -> SnapshotHolder:
     """A snapshot over ``tables``, each locked against rewrites (ACCESS SHARE).
 
-    While old transactions keep the slot from being made, ``on_wait`` is told how many they are; what it raises
-    ends the wait.
+    While old transactions keep the slot from being made, or one the lock from being taken, ``on_wait`` is told how
+    many they are; what it raises ends the wait.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         holder = _take_over(source, tables, on_wait)
@@ -146,7 +148,7 @@ def _take_over(source: str, tables: Sequence[TableName], on_wait: OnWait | None)
         lsn = _enter(source, plain, on_wait)
         hit("snapshot.taken")
         for table in sorted(tables):
-            _lock(plain, table)
+            _lock(plain, table, on_wait)
         with source_errors():
             exported = plain.execute("select pg_export_snapshot()").fetchone()
         assert exported is not None
@@ -168,11 +170,13 @@ def _enter(source: str, plain: Connection, on_wait: OnWait | None) -> Lsn:
     return Lsn.parse(row[1])
 
 
-def _lock(plain: Connection, table: TableName) -> None:
-    """Lock the table and its partitions; waits for DDL that is under way."""
+def _lock(plain: Connection, table: TableName, on_wait: OnWait | None) -> None:
+    """Lock the table and its partitions; waits for DDL that is under way, and tells so now and then."""
     name = sql.Identifier(table.schema, table.name)
     try:
-        plain.execute(sql.SQL("lock table {} in access share mode").format(name))
+        while not _locked(plain, name):
+            if on_wait is not None:
+                on_wait(1)
     except psycopg.Error as error:
         if error.sqlstate in _GONE:
             raise SourceError(
@@ -184,6 +188,18 @@ def _lock(plain: Connection, table: TableName) -> None:
             ) from error
         with source_errors():
             raise
+
+
+def _locked(plain: Connection, name: sql.Identifier) -> bool:
+    """Try for a while; a savepoint keeps the snapshot if it fails."""
+    try:
+        with plain.transaction():
+            plain.execute(sql.SQL("set local lock_timeout = {}").format(sql.Literal(_LOCK_TRY)))
+            plain.execute(sql.SQL("lock table {} in access share mode").format(name))
+            plain.execute("set local lock_timeout = 0")
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return True
 
 
 def _unmoved(source: str, holder: SnapshotHolder, tables: Sequence[TableName]) -> bool:

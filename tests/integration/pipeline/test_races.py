@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from airflow_provider_pgetl.local.postgres import Database
@@ -98,6 +100,35 @@ def test_a_store_that_fails_after_a_schema_change_was_applied(live: Live) -> Non
         live.execute("alter table t add n int", "insert into t values (2, 'b', 2)")
         live.wait_for(lambda: not store.faults["applied_schema"], "the fault")
         live.execute("insert into t values (3, 'c', 3)")
+        live.settle()
+        live.assert_equal()
+
+
+def test_a_store_that_is_away_while_a_copy_ends(live: Live) -> None:
+    store = live.store = Unsteady()
+    store.faults = {"finished_copy": 1, "errored": 1}
+    live.execute(TABLE, "insert into t values (1, 'a')", PUBLISH)
+    with live.running():
+        live.settle()
+        live.assert_equal()
+
+
+def test_a_failed_copy_that_is_rolled_back_is_copied_again(live: Live) -> None:
+    class Full(MemoryDestination):
+        full = True
+
+        def write_table_rows(self, schema: Any, rows: Any) -> None:
+            if self.full:
+                raise StoreError("full")
+            super().write_table_rows(schema, rows)
+
+    live.destination = Full()
+    live.config = dataclasses.replace(live.config, table_error_retry_max_attempts=0)
+    live.execute(TABLE, "insert into t values (1, 'a')", PUBLISH)
+    with live.running():
+        live.wait_for(lambda: live.table("t").state.kind is StateKind.ERRORED, "the error")
+        live.destination.full = False
+        live.store.rollback(live.table("t"), by="test")
         live.settle()
         live.assert_equal()
 
@@ -207,6 +238,50 @@ def test_a_resync_in_the_middle_of_a_delivery_does_not_mix_old_changes_into_the_
         live.wait_for(lambda: live.table("t").state.kind is StateKind.READY, "the resync")
         live.settle()
         live.assert_equal()
+
+
+def test_a_shutdown_does_not_wait_for_old_transactions_of_the_source(live: Live) -> None:
+    live.execute(TABLE, "create table other (id int)", PUBLISH)
+    with psycopg.connect(live.conninfo) as old, live.running():
+        live.settle()
+        old.execute("insert into other values (1)")
+        live.store.new_generation(live.config.name, live.table("t").relation_id, by="test")
+        live.wait_for(lambda: live.table("t").state.kind is StateKind.DATA_SYNC, "the copy")
+        waiting = "select count(*) from pg_replication_slots where slot_name like 'pgetl_tmp%'"
+        live.wait_for(lambda: live.rows(waiting)[0][0] == 1, "the snapshot")
+
+
+def test_a_shutdown_does_not_wait_for_locks_of_the_source(live: Live) -> None:
+    live.execute(TABLE, PUBLISH)
+    with psycopg.connect(live.conninfo) as other, live.running():
+        live.settle()
+        other.execute("lock table t in access exclusive mode")
+        live.store.new_generation(live.config.name, live.table("t").relation_id, by="test")
+        waiting = "select count(*) from pg_locks where not granted"
+        live.wait_for(lambda: live.rows(waiting)[0][0] >= 1, "the lock")
+
+
+def test_a_shutdown_does_not_wait_for_a_long_copy(live: Live) -> None:
+    class Slow(MemoryDestination):
+        calls = 0
+        going = threading.Event()
+
+        def write_table_rows(self, schema: Any, rows: Any) -> None:
+            self.calls += 1
+            if self.calls > 1:
+                self.going.wait(2)
+            super().write_table_rows(schema, rows)
+
+    live.destination = Slow()
+    live.execute(
+        "create table t (id int primary key, v text)",
+        "insert into t select i, repeat('x', 800) from generate_series(1, 300000) i",
+        "analyze t",
+        PUBLISH,
+    )
+    with live.running():
+        live.wait_for(lambda: live.destination.calls > 1, "the copy to run")
+    assert live.table("t").state.kind is StateKind.DATA_SYNC
 
 
 def test_a_cell_value_in_an_unexpected_error_stays_out_of_the_log(
