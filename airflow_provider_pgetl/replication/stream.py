@@ -319,7 +319,11 @@ class _Loop:
             last_committed_at=pending.last_committed_at,
         )
         hit("ledger.before")
-        self._persist(lambda: self._register(segment))
+        if files:
+            self._persist(lambda: self._register(segment))
+        else:
+            # Only messages: there is nothing to find again.
+            self._persist(lambda: self._store.advance(self._config.name, self._lease, segment.to_lsn))
         hit("ledger.after")
         self._stats.rows += pending.rows
         self._stats.transactions += pending.transactions

@@ -309,3 +309,13 @@ def test_a_table_that_is_dropped_and_made_again_under_its_name(live: Live) -> No
         live.wait_for(lambda: live.table("t").relation_id != old and len(live.kinds()) == 1, "the new one")
         live.settle()
         live.assert_equal()
+
+
+def test_transactions_with_only_messages_leave_nothing_behind(live: Live) -> None:
+    live.execute(TABLE, PUBLISH)
+    with live.running():
+        live.settle()
+        for _ in range(3):
+            live.execute("select pg_logical_emit_message(true, 'other', 'x')")
+            live.settle()
+        assert not live.store._pipelines[live.config.name].segments
