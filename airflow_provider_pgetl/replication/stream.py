@@ -193,6 +193,8 @@ class _Loop:
         self._raw: list[bytes] = []
         self._raw_bytes = 0
         self._since: float | None = None
+        # The last position that the server told: every commit before it was sent before.
+        self._told = start
         self._pending = Pending()
         # Of the transaction whose commit has not come yet.
         self._open = Pending()
@@ -395,6 +397,9 @@ class _Loop:
 
     def _idle(self, keepalive: Lsn | None) -> None:
         """Nothing is pending: the server's own position is ours, and unrelated WAL can go."""
+        if keepalive is not None:
+            # Kept also while something is pending: a server to which we said that we have it does not repeat it.
+            self._told = max(self._told, keepalive)
         if (
             self._since is not None
             or self._decoder.in_transaction
@@ -403,8 +408,7 @@ class _Loop:
             or not self._pending.empty
         ):
             return
-        if keepalive is not None and keepalive > self._position:
-            self._position = keepalive
+        self._position = max(self._position, self._told)
         behind = self._position > (self._advanced if self._config.spool_durable else self._floor)
         if behind and time.monotonic() - self._advanced_at >= _ADVANCE_S:
             self._advanced_at = time.monotonic()

@@ -16,6 +16,7 @@ from airflow_provider_pgetl.replication.apply import Applier
 from airflow_provider_pgetl.replication.errors import StoreError
 from airflow_provider_pgetl.replication.events import Events
 from airflow_provider_pgetl.replication.progress import TableRecord
+from airflow_provider_pgetl.replication.relations import Relations
 from airflow_provider_pgetl.replication.spool.segments import Spool
 from airflow_provider_pgetl.replication.state import StateKind
 from tests.integration.pipeline.live import Killed, Live, make_live
@@ -319,3 +320,26 @@ def test_transactions_with_only_messages_leave_nothing_behind(live: Live) -> Non
             live.execute("select pg_logical_emit_message(true, 'other', 'x')")
             live.settle()
         assert not live.store._pipelines[live.config.name].segments
+
+
+def test_a_copy_that_is_ahead_of_a_rewrite_in_the_stream(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy and stream know the shape by two versions, and the source falls silent while the stream has work."""
+    live.execute("create table t (id int primary key, v int)", "insert into t values (1, 1)", PUBLISH)
+    with live.running():
+        live.settle()
+    live.execute("alter table t alter v type bigint using v * 10")
+    live.store.new_generation(live.config.name, live.table("t").relation_id, by="test")
+    announce, copied = Relations.announce, threading.Event()
+
+    def late(self: Relations, message: Any, lsn: Any) -> None:
+        copied.wait(20)
+        announce(self, message, lsn)
+
+    monkeypatch.setattr(Relations, "announce", late)
+    failpoints.arm("copy.finished", copied.set)
+    with live.running():
+        live.execute("insert into t values (2, 2)")
+        live.settle()
+        live.execute("insert into t values (3, 3)")
+        live.settle()
+        live.assert_equal()
