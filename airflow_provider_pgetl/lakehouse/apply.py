@@ -201,8 +201,8 @@ def _pending(changes: Changes, marker: Marker) -> Pending:
     unknown = any(file.schema_version not in known for file in changes.files)
     if unknown or any(_shape(version.schema) != _shape(changes.schema) for version in changes.versions):
         raise NotSupported(
-            f"the columns of {changes.schema.table} changed",
-            hint="Changed columns are not followed yet: drop the lake's table, then resync.",
+            f"the columns or the name of {changes.schema.table} changed",
+            hint="Such changes are not followed yet: drop the lake's table, then resync.",
         )
     if from_lsn >= changes.to_lsn or not changes.files:
         return Pending(from_lsn, changes.to_lsn)
@@ -218,7 +218,7 @@ def _pending(changes: Changes, marker: Marker) -> Pending:
 def _shape(schema: TableSchema) -> tuple[object, ...]:
     """What the lake sees of a schema: a default or NOT NULL may change without it."""
     columns = [(lake_column(one.name), lake_type(one), one.attnum, one.key, one.identity) for one in schema.columns]
-    return schema.identity, columns
+    return schema.table, schema.identity, columns
 
 
 def _refs(spark: SparkSession, table: LakeTable) -> dict[str, Ref]:

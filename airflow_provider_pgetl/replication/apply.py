@@ -81,7 +81,7 @@ class Applier:
         self._lease = lease
         self._commands = Commands(store, config.name)
         self._seen: set[tuple[int, int]] = set()
-        self._attempts: dict[int, int] = {}
+        self._attempts: dict[tuple[int, int], int] = {}
         self._stop = threading.Event()
         # The destination has been reached: copies may begin.
         self.started = threading.Event()
@@ -154,7 +154,7 @@ class Applier:
             self._seen.discard((record.relation_id, record.generation))
             self._after_error(record, error)
             return None
-        self._attempts.pop(record.relation_id, None)
+        self._attempts.pop((record.relation_id, record.generation), None)
         return _Brought(record.relation_id, moved is not None)
 
     def _after_error(self, record: TableRecord, error: BaseException) -> None:
@@ -322,7 +322,8 @@ class Applier:
 
     def _fail(self, record: TableRecord, error: PgEtlError) -> None:
         log.error("%s is errored: %s", record.table, error.message)
-        attempts = self._attempts[record.relation_id] = self._attempts.get(record.relation_id, 0) + 1
+        key = (record.relation_id, record.generation)
+        attempts = self._attempts[key] = self._attempts.get(key, 0) + 1
         timed = error.retry is Retry.TIMED and attempts <= self._config.table_error_retry_max_attempts
         delay = timedelta(milliseconds=self._config.table_error_retry_delay_ms * 2 ** (attempts - 1))
         state = TableState(

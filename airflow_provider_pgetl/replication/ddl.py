@@ -18,8 +18,9 @@ FORMAT = 1
 class DdlMessage:
     """One table after one command.
 
-    ``rewritten``: values of the table (or of one of its partitions) may have been rewritten. ``using``: by an
-    expression of somebody's own, as far as can be told; without it a rewrite is the type's plain conversion.
+    ``generated`` names the generated columns among ``columns``, which few publications send. ``rewritten``: values of
+    the table (or of one of its partitions) may have been rewritten. ``using``: by an expression of somebody's own, as
+    far as can be told; without it a rewrite is the type's plain conversion.
     """
 
     relation_id: int
@@ -28,3 +29,4 @@ class DdlMessage:
     columns: tuple[Column, ...]
     rewritten: bool
     using: bool
+    generated: frozenset[str] = frozenset()

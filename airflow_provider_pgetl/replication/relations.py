@@ -16,6 +16,7 @@ from dataclasses import replace
 from airflow_provider_pgetl.replication.config import PipelineConfig
 from airflow_provider_pgetl.replication.decode.ddl import PREFIX, DdlMessage, read_ddl
 from airflow_provider_pgetl.replication.decode.messages import Message, Relation
+from airflow_provider_pgetl.replication.errors import DecodeError
 from airflow_provider_pgetl.replication.lsn import Lsn
 from airflow_provider_pgetl.replication.schema import Column, Identity, SchemaVersion, TableSchema
 from airflow_provider_pgetl.replication.source import catalog
@@ -61,7 +62,14 @@ class Relations:
         """Take in the schema that a DDL message brings, if it is one and of a table of ours."""
         if message.prefix != PREFIX:
             return
-        ddl = read_ddl(message.content)
+        try:
+            ddl = read_ddl(message.content)
+        except DecodeError as error:
+            # Anybody can write such a message. What it would have told, the catalog must.
+            log.error("schema changes are looked up from here on: %s", error)
+            self._captured = False
+            self._told.clear()
+            return
         if self._store.table(self._config.name, ddl.relation_id) is None:
             return
         self._told.add(ddl.relation_id)
@@ -124,7 +132,9 @@ class Relations:
     def _announced(self, ddl: DdlMessage) -> TableSchema:
         with connect(self._source, "relations") as connection:
             listed = catalog.column_list(connection, self._config.publication, ddl.relation_id)
-        columns = tuple(column for column in ddl.columns if listed is None or column.name in listed)
+            all_sent = catalog.sends_generated(connection, self._config.publication)
+        unsent = frozenset() if all_sent else ddl.generated
+        columns = tuple(c for c in ddl.columns if (c.name in listed if listed is not None else c.name not in unsent))
         reason = _USING if ddl.rewritten and ddl.using else None
         return TableSchema(ddl.relation_id, ddl.table, columns, ddl.identity, rewrite=reason)
 

@@ -64,8 +64,11 @@ class SchemaContract(Given):
         first = store.add_schema("shop", make_schema(), Lsn(1))
         assert store.add_schema("shop", dataclasses.replace(make_schema(), version=9), Lsn(2)) == first
         assert store.add_schema("shop", make_schema(), Lsn(1)) == first
-        assert store.add_schema("shop", make_schema(table="renamed"), Lsn(3)) == first
         assert listed(store) == [(1, 1)]
+
+    def test_another_name_is_another_shape(self, store: Store, shop: PipelineRecord) -> None:
+        store.add_schema("shop", make_schema(), Lsn(1))
+        assert store.add_schema("shop", make_schema(table="renamed"), Lsn(3)).version == 2
 
     def test_another_replica_identity_is_another_shape(self, store: Store, shop: PipelineRecord) -> None:
         store.add_schema("shop", make_schema(), Lsn(1))

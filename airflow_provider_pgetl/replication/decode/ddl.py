@@ -1,7 +1,7 @@
 """What the source's event trigger wrote: JSON in UTF-8, read as it is checked.
 
 {"format": 1, "relation_id": 16384, "schema": "public", "table": "orders", "identity": "default",
- "columns": [fields of ``Column``, ...], "rewritten": false, "using": false}
+ "columns": [fields of ``Column``, ...], "generated": [names], "rewritten": false, "using": false}
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _MESSAGE: dict[str, tuple[type, ...]] = {
     "table": (str,),
     "identity": (str,),
     "columns": (list,),
+    "generated": (list,),
     "rewritten": (bool,),
     "using": (bool,),
 }
@@ -62,6 +63,7 @@ def read_ddl(content: bytes) -> DdlMessage:
         columns=tuple(_column(entry) for entry in raw["columns"]),
         rewritten=raw["rewritten"],
         using=raw["using"],
+        generated=frozenset(map(str, raw["generated"])),
     )
 
 

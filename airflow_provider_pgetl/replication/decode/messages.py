@@ -36,8 +36,8 @@ class Relation:
     columns: tuple[RelationColumn, ...]
 
     def describes(self, schema: TableSchema) -> bool:
-        """Whether ``schema`` is this very shape."""
-        return self.identity is schema.identity and self.columns == tuple(
+        """Whether ``schema`` is this very shape, under this name."""
+        return (self.table, self.identity) == (schema.table, schema.identity) and self.columns == tuple(
             RelationColumn(column.name, column.type_oid, column.typmod_sent, column.identity)
             for column in schema.columns
         )

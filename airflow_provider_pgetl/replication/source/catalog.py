@@ -228,6 +228,15 @@ def column_list(connection: Connection, name: str, relation_id: int) -> frozense
     return frozenset(row[0] for row in rows) or None
 
 
+def sends_generated(connection: Connection, name: str) -> bool:
+    """Whether the publication sends stored generated columns without naming them; possible since 18."""
+    if connection.info.server_version < _GENERATED_SINCE:
+        return False
+    with source_errors():
+        row = connection.execute("select pubgencols = 's' from pg_publication where pubname = %s", (name,)).fetchone()
+    return bool(row and row[0])
+
+
 def types(connection: Connection, oids: Sequence[int]) -> dict[int, BaseType]:
     """What these types rest on; a dropped type is missing from the answer."""
     with source_errors():

@@ -126,7 +126,7 @@ begin
         order by c.oid
     loop
         select json_agg(to_jsonb(f) - 'relation_id' order by f.attnum) into fields
-        from ({columns_query("array[one.oid]")}) f;
+        from ({columns_query("array[one.oid]", generated=True)}) f;
         perform pg_logical_emit_message(true, '{PREFIX}', convert_to(json_build_object(
             'format', {FORMAT},
             'relation_id', one.oid::int8,
@@ -135,6 +135,8 @@ begin
             'identity', case one.relreplident
                 when 'd' then 'default' when 'i' then 'index' when 'f' then 'full' else 'nothing' end,
             'columns', coalesce(fields, '[]'),
+            'generated', array(select a.attname::text from pg_attribute a
+                where a.attrelid = one.oid and a.attgenerated <> '' and not a.attisdropped order by a.attnum),
             'rewritten', exists (
                 with recursive down (relid) as (
                     select one.oid

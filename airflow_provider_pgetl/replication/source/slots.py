@@ -91,7 +91,8 @@ def require(connection: Connection, name: str) -> Slot:
     if slot is None:
         raise SlotLost(
             f"the replication slot {name!r} does not exist",
-            hint="Run the copy DAG: discovery makes the slot. If it existed before, resync all tables.",
+            hint="If it existed before, changes are lost: set invalidated_slot_behavior to 'recreate', which makes it"
+            " anew and copies all tables again. Else run the copy DAG: discovery makes the slot.",
         )
     if slot.plugin != "pgoutput":
         raise SlotError(f"the replication slot {name!r} uses the plugin {slot.plugin!r}, not pgoutput")

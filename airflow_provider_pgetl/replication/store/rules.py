@@ -30,11 +30,11 @@ APPLYING = tuple(kind for kind in StateKind if TableState(kind).applying)
 
 
 def same_shape(one: TableSchema, other: TableSchema) -> bool:
-    """Whether the rows of both look alike, whatever the table is called.
+    """Whether both are one table under one name with the same columns.
 
     ``missing`` does not count: Postgres forgets it when the table is rewritten.
     """
-    return one.identity == other.identity and _shown(one) == _shown(other)
+    return (one.table, one.identity) == (other.table, other.identity) and _shown(one) == _shown(other)
 
 
 def _shown(schema: TableSchema) -> tuple[Column, ...]:

@@ -76,6 +76,7 @@ CAPTURED: dict[str, list[str]] = {
         TOUCH,
     ],
     "a default without any row after it": ["alter table t add column c int default 42"],
+    "a rename without any row after it": ["alter table t rename to u"],
     "a drop without any row after it": ["alter table t drop column b"],
     "drop and add of one name": ["alter table t drop column a", "alter table t add column a int", TOUCH],
     "drop and add of one name in one command": ["alter table t drop column a, add column a int default 8", TOUCH],
@@ -228,5 +229,43 @@ def test_a_copy_during_schema_changes_is_right(live: Live) -> None:
             live.execute(f"alter table t add column c{number} int default {number}", TOUCH)
             live.store.new_generation(live.config.name, live.table("t").relation_id, by="somebody")
             live.execute(f"update t set c{number} = 9 where id = 2")
+        live.settle()
+        live.assert_equal()
+
+
+@pytest.mark.parametrize("capture", ["auto", "off"])
+def test_a_name_that_another_table_takes_over_is_told_apart(database: Database, tmp_path: Path, capture: str) -> None:
+    live = make_live(database, str(tmp_path / "spool"), ddl_capture=capture)
+    live.execute(TABLE, ROWS, "create publication pub for all tables")
+    with live.running():
+        live.settle()
+        live.execute("alter table t rename to old", "update old set b = 'renamed' where id = 1")
+        live.settle()
+        live.execute("create table t (id int primary key, other text)", "insert into t values (1, 'new')")
+        live.wait_for(lambda: live.kinds().get("t") is StateKind.READY, "the new table")
+        live.execute("update old set b = 'again'", "insert into t values (2, 'newer')")
+        live.settle()
+        live.assert_equal("public.old", "public.t")
+
+
+def test_generated_columns_that_are_published_survive_a_schema_change(live: Live) -> None:
+    live.execute(
+        "create table t (id int primary key, a int, g int generated always as (a * 2) stored)",
+        "insert into t values (1, 2), (2, 3)",
+        "create publication pub for table t with (publish_generated_columns = stored)",
+    )
+    with live.running():
+        live.settle()
+        live.execute("alter table t add column c int default 5", "update t set a = 7 where id = 1")
+        live.settle()
+        live.assert_equal()
+
+
+def test_a_forged_ddl_message_stops_nobody(live: Live) -> None:
+    live.execute(TABLE, ROWS, PUBLISH)
+    with live.running():
+        live.settle()
+        live.execute("select pg_logical_emit_message(true, 'pgetl_ddl', 'nonsense')", TOUCH)
+        live.execute("alter table t add column c int default 2", TOUCH)
         live.settle()
         live.assert_equal()

@@ -305,13 +305,10 @@ def test_a_table_of_a_type_follows_the_type(log: Log) -> None:
     assert names(log.after("alter type shape rename attribute y to z cascade")) == ["x", "z"]
 
 
-def test_generated_columns_are_left_out(log: Log) -> None:
-    assert names(log.after("alter table t add twice int generated always as (a * 2) stored, add c int")) == [
-        "id",
-        "a",
-        "b",
-        "c",
-    ]
+def test_generated_columns_are_named(log: Log) -> None:
+    message = log.after("alter table t add twice int generated always as (a * 2) stored, add c int")
+    assert names(message) == ["id", "a", "b", "twice", "c"]
+    assert message.generated == {"twice"}
 
 
 # When there is one

@@ -23,6 +23,7 @@ def raw(**changes: Any) -> dict[str, Any]:
         "table": "größe",
         "identity": "full",
         "columns": [dataclasses.asdict(COLUMN)],
+        "generated": [],
         "rewritten": True,
         "using": False,
         **changes,
