@@ -118,7 +118,6 @@ class StreamPath:
         self._lease = lease
         self._spool = Spool.of(config, lease.epoch)
         self.stats = StreamStats()
-        self._checked = False
         # The source was looked at, and the ledger brought in line with it.
         self.began = threading.Event()
         self._tools = _Tools(config, store, lease, self._spool, self.stats, memory, on_spooled)
@@ -148,9 +147,6 @@ class StreamPath:
         record = self._store.pipeline(self._config.name)
         if record is None:
             raise SlotError("the pipeline is not registered", hint="Run the copy DAG: discovery registers it.")
-        if not self._checked:
-            self._spool.check()
-            self._checked = True
         self._spool.sweep(self._store.all_paths(self._config.name), durable=self._config.spool_durable)
         start = origin.start_position(self._config, self._source, self._store, self._spool, self._lease, record)
         self.began.set()
